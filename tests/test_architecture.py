@@ -370,6 +370,13 @@ def test_import_is_light() -> None:
     assert done.stdout.strip() == ""
 
 
+def test_reading_an_export_and_naming_a_host_load_no_more_than_they_need() -> None:
+    for module, heavy in (("packtrain.hosts.energon", "torch"), ("packtrain.hosts.veomni", "transformers")):
+        code = f"import sys, {module}; print({heavy!r} in sys.modules)"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == "False", module
+
+
 def test_public_names_survive_importing_every_module() -> None:
     code = (
         "import importlib, pkgutil, packtrain\n"

@@ -36,6 +36,20 @@ from numpy.typing import NDArray
 
 from .errors import InputError, SampleError, UnknownNameError
 
+__all__ = [
+    "HOOKS",
+    "Bins",
+    "Measured",
+    "PackProblem",
+    "Packer",
+    "Patterns",
+    "Source",
+    "Template",
+    "lookup",
+    "measure_many",
+    "names",
+]
+
 HOOKS: dict[str, str] = {
     "packers": "pack",
     "sources": "open_source",

@@ -104,6 +104,8 @@ def test_what_it_refuses(
         told = capsys.readouterr().err
     assert "is there and differs: it was written without --pack-length 512\n" in told
     assert "--overwrite" in told
+    (tmp_path / "out" / "train.py").write_bytes(b"\xffmine")  # of another editor: overwritten unread
+    assert init(gsm8k, "--model", model, "--host", "hf", "-o", tmp_path / "out", "--overwrite") == 0
     (tmp_path / "out" / "train.py").write_text("mine")
     cases: list[tuple[list[Any], str]] = [
         ([gsm8k, "--model", model, "--host", "hf", "-o", tmp_path / "out"], "is there and differs"),

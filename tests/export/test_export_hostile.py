@@ -180,7 +180,10 @@ def test_records_of_ours_that_were_torn(made: Callable[..., Set], fmt: str) -> N
         write(held, out, fmt, shard=(0, 2))
     write(held, out, fmt, shard=(1, 2))
     finish_export(out)
-    want = bytes_of(out)
+    want, told = bytes_of(out), key.read_text()
+    key.unlink()
+    finish_export(out)  # it is finished: nothing else is asked
+    key.write_text(told)
     key.write_text("{torn")
     with pytest.raises(FormatError) as torn:
         write(held, out, fmt)

@@ -626,6 +626,12 @@ def test_seconds_that_nobody_can_wait(tmp_path: Path, option: str) -> None:
             producer(tmp_path / "in", tmp_path / "out", **{option: value})
 
 
+def test_packs_may_wait_for_ever_for_their_windows(tmp_path: Path) -> None:
+    put(tmp_path / "in", "a.jsonl", lengths_of(5))
+    stats = producer(tmp_path / "in", tmp_path / "out", flush_s=float("inf")).run()
+    assert stats.packed == stats.read
+
+
 def test_a_wrong_option_is_no_fault_of_a_shard(tmp_path: Path) -> None:
     """No shard is put down as unreadable for it, and no END is written where none can be read."""
     put(tmp_path / "in", "a.jsonl", lengths_of(5))

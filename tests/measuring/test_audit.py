@@ -92,6 +92,16 @@ def test_only_usable_samples_are_encoded() -> None:
     assert report.ids.tolist() == [0, 3, 4] and report.failed == {3: "unreadable_media"}
 
 
+def test_a_check_that_fails_ends_the_audit() -> None:
+    """It is the caller's own: what it raises is no fault of the sample's media."""
+
+    def check(*_: Any) -> None:
+        raise SampleError("unreadable_media", "a check of the caller")
+
+    with pytest.raises(SampleError, match="of the caller"):
+        audit(Numbers([4]), Lengths([4]), encode, check=check)
+
+
 def test_foreign_lengths_are_refused() -> None:
     with pytest.raises(InputError, match="3 lengths for a source of 2"):
         audit(Numbers([1, 2]), Lengths([1, 2, 3]), encode)

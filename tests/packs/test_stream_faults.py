@@ -122,6 +122,7 @@ def test_a_sample_of_a_file_that_is_left_out_is_told_with_its_line(
     source, options = open_source(path), {"pack_length": 10, "ledger_file": ledger}
     stream = StreamingPackedDataset(source, encode, on_error="skip", **options)
     assert sum(map(len, stream.peek(9))) == 3
+    assert not ledger.exists() and stream.left_out == {}
     assert "left out" not in caplog.text  # it is told when it is trained without
     assert sum(map(len, stream)) == 3
     lines = [json.loads(line) for line in ledger.read_text().splitlines()]

@@ -176,6 +176,14 @@ def test_spec_round_trip_and_numpy_integers() -> None:
     assert pt.plan([40] * 4, spec=spec) == pt.plan([40] * 4, 80, seed=3, long_samples={"tokens": "drop"})
 
 
+def test_what_is_an_index_is_an_integer() -> None:
+    class Counted:
+        def __index__(self) -> int:
+            return 80
+
+    assert pt.PlanSpec(pack_length=Counted()) == pt.PlanSpec(pack_length=80)  # type: ignore[arg-type]
+
+
 def test_plan_is_immutable_and_its_parts_agree() -> None:
     lengths = pt.Lengths([3, 4, 5], costs={"images": [1, 2, 3]})
     plan = pt.plan(lengths, 8)

@@ -165,6 +165,13 @@ def test_entries_that_cannot_be_kept_are_refused(entry: dict[str, Any], told: st
     assert told in f"{error.value.message} {error.value.hint}"
 
 
+def test_a_table_may_hold_as_many_sets_as_its_owner_has(tmp_path: Path) -> None:
+    path = write(tmp_path, {}, {"instruction": "a", "output": "b"})
+    many = {f"set_{n}": {"file_name": "d.jsonl", "tags": {"role_tag": "x" * 2000}} for n in range(4000)}
+    path.write_text(json.dumps({**many, "d": {"file_name": "d.jsonl"}}))
+    assert len(open_source(path, kind="llamafactory", dataset="d")) == 1
+
+
 def test_names_that_are_not_there(tmp_path: Path) -> None:
     path = write(tmp_path, {}, {"instruction": "a", "output": "b"})
     with pytest.raises(ConfigError, match="no dataset"):

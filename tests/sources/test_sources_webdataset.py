@@ -78,11 +78,15 @@ def test_records_name_their_members(tmp_path: Path) -> None:
         ("e.json", chat([{"type": "image_url", "value": "jpg"}])),
         ("f.jpg", b"4"),
         ("f.json", chat(images=["elsewhere.jpg"])),
+        ("g.jpg", b"5"),
+        ("g.json", chat([{"type": ["image"], "value": "jpg"}, {"type": "image", "image": "jpg"}])),
     ]
     source = open_source(make(tmp_path / "s.tar", members))
     assert [sample(source, i)[1] for i in range(3)] == [[b"1", b"0"], [b"2"], [b"3"]]
     assert sample(source, 1)[0]["messages"][0]["content"][1]["text"] == "k.jpg"  # text stays text
     assert media_refs(ChatSource(source)[3]) == [str(tmp_path / "elsewhere.jpg")]
+    listed, named = source[4]["messages"][0]["content"]
+    assert listed == {"type": ["image"], "value": "jpg"} and named["image"] != "jpg"  # a type may be anything
 
 
 def test_members_that_nothing_reads_are_counted(tmp_path: Path) -> None:

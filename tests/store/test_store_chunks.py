@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from PIL import Image
 
 from packtrain.errors import ChecksumError, DriftError, FormatError, InputError, UnknownNameError
+from packtrain.store._folders import sealed
 from packtrain.store.chunks import ChunkReader, ChunkWriter, manifest_of
 from packtrain.testing import crash_points
 
@@ -225,6 +227,13 @@ def test_torn_edited_and_mixed_files_are_named(tmp_path: Path) -> None:
     manifest_of(path).write_bytes(told.replace(b'"packs": 1', b'"packs": 2'))
     with pytest.raises(ChecksumError, match="edited"):
         ChunkReader(path)
+    other = tmp_path / "d.arrow"
+    write(other, [[text(0, [1])], [text(1, [2])]])
+    values = json.loads(manifest_of(other).read_bytes()) | {"packs": 3}
+    values = sealed({key: value for key, value in values.items() if key != "seal"})
+    manifest_of(other).write_text(json.dumps(values))
+    with pytest.raises(FormatError, match=r"d\.arrow holds 2 packs, its manifest says 3"):
+        ChunkReader(other)
     manifest_of(path).unlink()
     with pytest.raises(FormatError, match="missing"):
         ChunkReader(path)

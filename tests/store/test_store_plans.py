@@ -7,13 +7,14 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import packtrain as pt
 from packtrain import files
-from packtrain.errors import ChecksumError, ForeignArtefactError, FormatError
+from packtrain.errors import ChecksumError, ForeignArtefactError, FormatError, InputError
 from packtrain.planning.stats import plan_stats
 from packtrain.store import plans
 from packtrain.testing import crash_points, snapshot
@@ -121,6 +122,23 @@ def test_torn_and_foreign_files_are_named(tmp_path: Path) -> None:
         pt.PackPlan.load(folder)
     with pytest.raises(FormatError, match="not a folder"):
         pt.PackPlan.load(tmp_path / "nowhere")
+
+
+def test_an_array_that_is_gone_or_locked_is_told_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small().save(tmp_path)
+    (tmp_path / "offsets.npy").rename(tmp_path / "away")
+    with pytest.raises(FormatError, match=r"offsets\.npy is missing"):
+        plans.load(tmp_path)
+    (tmp_path / "away").rename(tmp_path / "offsets.npy")
+
+    def locked(*_: Any, **__: Any) -> Any:
+        raise PermissionError
+
+    monkeypatch.setattr(np, "load", locked)
+    with pytest.raises(InputError, match=r"no permission to read \S+\.npy"):
+        plans.load(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["offsets.npy", "indices.npy", "pack_tokens.npy", "ledger.npy"])

@@ -19,17 +19,18 @@ import numpy as np
 import pytest
 import torch
 from leaks import LEAKS, on_the_object, pooled
+from torch import nn
 from train_samples import ALL, VISION, samples_for, text_sample
 
 import warm
 from packtrain.collate import PaddingFreeCollator
 from packtrain.data import PackedDataset, PackLoader, PackSampler
-from packtrain.errors import InputError, IsolationError
+from packtrain.errors import InputError, IsolationError, PacktrainError
 from packtrain.planning.build import plan as make_plan
 from packtrain.planning.lengths import Lengths
 from packtrain.template import ensure_torchvision
 from packtrain.testing.tiny import tiny_model
-from packtrain.train import prove, prove_before_training, prove_isolation, start_up
+from packtrain.train import live, prove, prove_before_training, prove_isolation, start_up
 from packtrain.train.loss import plain_head
 
 ensure_torchvision()
@@ -503,6 +504,25 @@ def test_one_sample_long_samples_and_empty_ranks() -> None:
     assert prove_before_training(model, packs(), proof=False) is None
     with pytest.raises(IsolationError, match="nobody has shown that qwen3 isolates packed samples on sdpa"):
         prove_before_training(model, packs(), proof=False, known=False)
+
+
+def test_a_sharded_model_that_does_not_use_its_embeddings_is_not_called_proven(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its gradients are watched at the embeddings of the row: without them nothing is compared."""
+    model = tiny_model("tiny:qwen3", seed=1)
+    assert prove(model, packs()).ok
+    own = nn.Embedding.from_pretrained(model.get_input_embeddings().weight.detach().clone(), freeze=False)
+    inner = model.model.forward
+
+    def forward(input_ids: Any = None, **kwargs: Any) -> Any:
+        return inner(**{**kwargs, "inputs_embeds": own(input_ids)})
+
+    model.model.forward = forward
+    monkeypatch.setattr(live, "is_sharded", lambda _: True)
+    monkeypatch.setattr(start_up, "is_sharded", lambda _: True)
+    with pytest.raises(PacktrainError, match="does not use its input embeddings"):
+        prove_before_training(model, packs())
 
 
 # --------------------------------------------------------------------------------------- several ranks

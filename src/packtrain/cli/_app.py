@@ -488,5 +488,5 @@ def progress(label: str, *, quiet: bool = False) -> Iterator[Callable[[int, int]
 
 
 def stages(quiet: bool) -> Callable[[str], contextlib.AbstractContextManager[Callable[[int, int], None]]]:
-    """`progress` of the named stages of a run; of many ranks the one that writes shows it."""
-    return functools.partial(progress, quiet=quiet or not world().is_writer)
+    """`progress` of the named stages of a run."""
+    return functools.partial(progress, quiet=quiet)

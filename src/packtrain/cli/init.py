@@ -138,9 +138,8 @@ def command(data: Path, model: str, host: str, out: Path, as_json: bool, **optio
         _warn_of_processor(Path(folder), str(values["model"]))
         agreed, values["answer_end"] = _agree(host, folder, seen, asked.template)
         texts = files_for(host, out, values)
-        edited = [path for path, text in texts.items() if path.exists() and path.read_text("utf-8") != text]
-        if edited and not asked.overwrite:
-            raise _differs(edited[0])
+        if not asked.overwrite:
+            _refuse_edited(texts)
         if folder != model:
             _keep(Path(folder), Path(model))
     for path, text in texts.items():
@@ -214,6 +213,12 @@ def _refuse_others(places: list[Path], by: str) -> None:
 
 def _differs(path: Path, told: str = "") -> ForeignArtefactError:
     return ForeignArtefactError(f"{path} is there and differs{told}", hint="--overwrite, or another --out")
+
+
+def _refuse_edited(texts: Mapping[Path, str]) -> None:
+    for path, text in texts.items():
+        if path.exists() and path.read_text("utf-8") != text:
+            raise _differs(path)
 
 
 def _warn_of_processor(folder: Path, model: str) -> None:

@@ -15,7 +15,7 @@ from ..store import shards
 from ..version import __version__
 from ..workers import own_process
 from ..world import World, world
-from ._app import PATH, argument, emit, flag, option, show_runtime, stages, verb
+from ._app import PATH, argument, emit, flag, option, progress, show_runtime, stages, verb
 from ._recipe import KEYS, no_page, no_proof_option, recipe_of, show_result
 from ._show import plan_rows, stream_figures, stream_rows, table
 
@@ -156,7 +156,10 @@ def _train_packs(
         source, template = open_exported(config, data)
     if data.kind != "growing":
         check_template(config, template, source if streamed else None)
-    stage = stages(as_json)
+
+    def stage(name: str) -> Any:
+        return progress(name, quiet=as_json or not world().is_writer)
+
     if dry_run is not None:
         with validation(config, overwrite=overwrite, stage=stage, place=World(0, 1)):
             _show_packs(config, named, source, template, dry_run, as_json)

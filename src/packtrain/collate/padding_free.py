@@ -13,8 +13,8 @@ restarting text row first, then t, h, w. The text row is asserted to restart at 
 sdpa and eager derive their block mask from it alone.
 
 A pad tail (`pad_to_length`, `pad_multiple`) is exactly one further segment: pad ids, labels -100,
-positions 0, 1, 2, …; boundaries are computed after it. Context parallelism pads inside every segment
-, `dummy_media` keeps idle towers running (`collate.media`). Every step is linear in T.
+positions 0, 1, 2, …; boundaries are computed after it. Context parallelism pads inside every
+segment; `dummy_media` keeps idle towers running (`collate.media`). Every step is linear in T.
 """
 
 from __future__ import annotations

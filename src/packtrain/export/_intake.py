@@ -53,7 +53,7 @@ def carry(record: Mapping[str, Any], encoded: dict[str, Any], where: str) -> Non
         SampleError: `malformed_record`: a value that cannot be carried.
     """
     weight = record.get("weight")
-    if weight is not None and not (is_finite(weight) and weight >= 0):
+    if weight is not None and not (isinstance(weight, int | float) and is_finite(weight) and weight >= 0):
         raise _fault(where, "weight", weight, "expected a number >= 0")
     for name in _CARRIED:
         value = record.get(name)

@@ -15,7 +15,6 @@ import bisect
 import hashlib
 import logging
 import os
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -310,7 +309,7 @@ class ProduceStats:
 
     def tell(self, keys: Mapping[str, int]) -> None:
         """Add counts of keys."""
-        self.keys = dict(Counter(self.keys) + Counter(keys))
+        self.keys = {**self.keys, **{key: self.keys.get(key, 0) + count for key, count in keys.items()}}
 
     @classmethod
     def of_dict(cls, values: Mapping[str, Any]) -> ProduceStats:
@@ -498,8 +497,7 @@ class Journal:
         state: dict[str, Any] | None = None
         if number:
             state = files.read_json(self._state(number - 1)) if self._state(number - 1).is_file() else {}
-        began = any(_state_number(name) for name in fresh_names(self.folder))  # a chunk but the first
-        if not (is_sealed(state) if number else not began):
+        if not (is_sealed(state) if number else not any(map(_state_number, fresh_names(self.folder)))):
             raise FormatError(
                 f"{self.output} cannot go on behind chunk {number - 1}: the state behind it is gone"
                 + (f" ({len(torn)} later chunks are torn)" if torn else ""),

@@ -269,7 +269,8 @@ class PackingProducer:
         self.stop_after_failures = stop_after_failures
         marks.check_apart(Path(inputs), self.output)
         number("poll_s", poll_s, 0, without=(0,))
-        number("flush_s", flush_s, 0, hint="0: only full windows")
+        if flush_s != math.inf:
+            number("flush_s", flush_s, 0, hint="0: only full windows")
         self._full = (packs_per_chunk, chunk_mb << 20)
         self.media = begun.get("media", DEFAULT_MEDIA) if media is None else media
         one_of("media", self.media, MEDIA)

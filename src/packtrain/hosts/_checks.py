@@ -12,10 +12,10 @@ from transformers.loss.loss_utils import ForCausalLMLoss
 
 from ..errors import ConfigError, counted
 from ..packs._readers import is_indexed
+from ..packs.source import is_sized
 from ..train.arguments import refuse_auxiliary_loss
 from ..train.culprit import eagerly
 from ..train.loss import bare_model, first_of, plain_head, shift_labels
-from ..train.resume import is_sized
 
 logger = logging.getLogger(__name__)
 
@@ -118,7 +118,7 @@ def loss_is_the_heads(trainer: Any) -> bool:
     """
     bare = bare_model(trainer.model)
     losses = [part for part in type(trainer).__mro__ if "compute_loss" in vars(part)]
-    entropy = ForCausalLMLoss.__globals__.get("fixed_cross_entropy")  # what it calls now
+    entropy = getattr(ForCausalLMLoss, "__globals__", {}).get("fixed_cross_entropy")  # what it calls now
     layers = _down_to(bare, trainer.model_wrapped) + _down_to(bare, trainer.model)
     return (
         {part.__module__.partition(".")[0] for part in losses} <= {"packtrain", "transformers"}

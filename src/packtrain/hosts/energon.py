@@ -39,7 +39,6 @@ from ..errors import (
     missing_package,
     optional,
 )
-from ..packs.exported import check_task, encode_pack
 from ..planning.packplan import PackPlan
 from ..store import shards
 from ..store.pack_records import MEMBER, pack_key, restore
@@ -125,6 +124,8 @@ class PackedTaskEncoder:
         return members if self.collate is None else self.collate([members])
 
     def _members(self, sample: Mapping[str, Any]) -> list[dict[str, Any]]:
+        from ..packs.exported import check_task, encode_pack  # needs torch, which reading an export does not
+
         record, where = sample["record"], str(sample["__key__"])
         told = record.get(MEMBER)
         if not isinstance(told, Mapping):

@@ -45,7 +45,14 @@ from ..world import World
 ensure_torchvision()
 
 from ..train.mixin import check_isolation  # noqa: E402
-from ._checks import check_samples_per_step, check_source, never_kept, unchanged_on_failure  # noqa: E402
+from ._checks import (  # noqa: E402
+    check_loss,
+    check_samples_per_step,
+    check_source,
+    never_kept,
+    own_loss,
+    unchanged_on_failure,
+)
 from ._plan import PLACE, pack_rows  # noqa: E402
 from ._rows import ChatReader, unread_rows  # noqa: E402
 from ._swift_template import READS, RowReader, SwiftTemplate, Watch, watch_rows  # noqa: E402
@@ -351,7 +358,6 @@ class SwiftMixin(HostMixin):
     """What is put before the class of ms-swift's trainer."""
 
     template: Any
-    packs_model_divides = False  # it weighs the mean of each pass by the pass's share of the tokens
 
     def packs_check(self, batch: Any) -> None:
         """The collator has compared the boundaries of the host's own rows; a hook watches the positions."""
@@ -365,6 +371,15 @@ class SwiftMixin(HostMixin):
     def packs_of_evaluation(self, eval_dataset: Any) -> PackedDataset | None:
         data = self.eval_dataset if eval_dataset is None else eval_dataset
         return data if isinstance(data, SwiftPacks) else None
+
+    def packs_check_loss(self, model: Any, inputs: Any, count: Any) -> None:
+        """The host weighs the mean of each pass by its share of the tokens; its users' losses may not."""
+        name, made = own_loss(self), type(self.template).__mro__
+        if name is None and sum("compute_sft_loss" in vars(kind) for kind in made) > 1:
+            name = f"the loss of {type(self.template).__name__}"
+        if name is not None:
+            base = super().compute_loss
+            check_loss(self, name, lambda i, n: base(model, i, num_items_in_batch=n), inputs, count)
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """The host's loss; 0 where a pack has no supervised token."""

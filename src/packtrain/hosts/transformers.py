@@ -217,8 +217,6 @@ class HostMixin(PackingMixin):
     packs_loss_known = False
     #: The head computes the loss, which the proof finds to be the same.
     packs_fused = False
-    #: The model divides its loss by the tokens of the step. False: the host does, behind the model.
-    packs_model_divides = True
     #: The folder of a plan that was given to `pack`.
     packs_given: Path | None = None
 
@@ -322,7 +320,7 @@ class HostMixin(PackingMixin):
         if not self.packs_loss_known and count is not None and isinstance(inputs, PackBatch):
             self.packs_loss_known = True
             if self.args.gradient_accumulation_steps > 1 or self.args.world_size > 1:
-                self._check_loss(model, inputs, count)
+                self.packs_check_loss(model, inputs, count)
         outputs = bool(args) or kwargs.get("return_outputs", False)
         fused = self.packs_fused and count is not None and isinstance(inputs, PackBatch) and not outputs
         if fused and "shift_labels" not in inputs and loss_is_the_heads(self):
@@ -334,14 +332,13 @@ class HostMixin(PackingMixin):
                 return super().compute_loss(model, inputs, **kwargs)
         return super().compute_loss(model, inputs, *args, **kwargs)
 
-    def _check_loss(self, model: Any, inputs: PackBatch, count: Any) -> None:
+    def packs_check_loss(self, model: Any, inputs: PackBatch, count: Any) -> None:
         """Refuse a loss, of the trainer's user or of the model, that packs of a step would sum."""
         host: Any = self
         base = super().compute_loss
-        divides = self.packs_model_divides and host.model_accepts_loss_kwargs and not self.packs_fused
         if name := own_loss(self):
             check_loss(self, name, lambda i, n: base(model, i, num_items_in_batch=n), inputs, count)
-        elif divides and self.compute_loss_func is None:
+        elif self.compute_loss_func is None and host.model_accepts_loss_kwargs and not self.packs_fused:
             name = f"the loss of {type(bare_model(self.model)).__name__}"
 
             def loss(batch: Any, items: Any) -> Any:

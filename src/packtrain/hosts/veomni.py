@@ -18,8 +18,8 @@ from ..collate import IGNORE, SAMPLE_FIELDS, PackBatch, attention_of
 from ..collate.boundaries import config_of
 from ..collate.pack_batch import members_of, offsets
 from ..errors import ConfigError, InputError
+from ..packs.source import is_sized
 from ..train.loss import bare_model
-from ..train.resume import is_sized
 from ..train.start_up import prove
 from ..world import World
 from ._plan import Steps, pack_rows, rank_packs, say

@@ -9,7 +9,7 @@ disagree, and every length is in doubt.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,7 +46,7 @@ def audit_hints(source: Source) -> int:
         DriftError: a hint differs from its medium; names records and values.
     """
     compared, unread, wrong = 0, 0, []
-    for index in _drawn(np.arange(len(source)), _HINTED, 0):
+    for index in _drawn(len(source), _HINTED, 0):
         for part in _hinted_parts(source, index):
             try:
                 found = differences(part)
@@ -66,12 +66,12 @@ def audit_hints(source: Source) -> int:
     return compared
 
 
-def _drawn(ids: NDArray[Any], count: int | None, seed: int) -> list[int]:
-    """So many of these ids, ascending; all of them where there are no more, or for None."""
-    if count is not None and count < len(ids):
-        generator = np.random.Generator(np.random.PCG64(seed))
-        ids = np.sort(generator.choice(ids, size=count, replace=False), kind="stable")
-    found: list[int] = ids.tolist()
+def _drawn(total: int, count: int | None, seed: int) -> Sequence[int]:
+    """So many of the places below `total`, ascending; all of them where there are no more, or for None."""
+    if count is None or count >= total:
+        return range(total)
+    generator = np.random.Generator(np.random.PCG64(seed))
+    found: list[int] = np.sort(generator.choice(total, size=count, replace=False), kind="stable").tolist()
     return found
 
 
@@ -158,7 +158,8 @@ def audit(
             hint="measure this source again",
         )
     status = np.zeros(len(lengths.tokens), np.uint8) if lengths.status is None else np.asarray(lengths.status)
-    chosen = _drawn(np.flatnonzero((status == 0) | (status == 3)), count, seed)
+    usable = np.flatnonzero((status == 0) | (status == 3))
+    chosen = usable[_drawn(len(usable), count, seed)].tolist()
     drifts: list[Drift] = []
     failed: dict[int, str] = {}
     total = 0
@@ -168,12 +169,13 @@ def audit(
             progress(number, len(chosen))
         try:
             sample = source[i]
-            encoded = encode(sample)
+            try:
+                encoded = encode(sample)
+            except SampleError as error:
+                failed[i] = error.reason
+                continue
             if check is not None:
                 check(sample, encoded)
-        except SampleError as error:
-            failed[i] = error.reason
-            continue
         except (DriftError, ConfigError) as error:
             raise error.at(f"{source.where(i)} (id {i})") from error
         found = encoded_costs(encoded)

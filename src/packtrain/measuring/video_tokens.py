@@ -47,7 +47,7 @@ def facts_of(clip: Clip, taken: Sequence[int]) -> dict[str, Any]:
     return {
         "total_num_frames": clip.frames,
         "fps": clip.fps,
-        "duration": None if clip.fps is None else clip.frames / clip.fps,
+        "duration": clip.frames / clip.fps if clip.fps else None,
         "width": clip.width,
         "height": clip.height,
         "frames_indices": list(taken),

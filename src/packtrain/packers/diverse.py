@@ -133,10 +133,8 @@ def pack(problem: PackProblem) -> Patterns | Bins:
     for name, phase in named.items():
         state.phase(name, phase)
     state.finalise()
-    made, notes = (
-        patterns_of((repeat, content.items()) for repeat, content in state.groups),
-        {"phases": state.table},
-    )
+    made = patterns_of((repeat, content.items()) for repeat, content in state.groups)
+    notes = {"phases": state.table}
     if limited:
         of_kinds = (made.repeat, made.offsets, made.size, made.number)
         return Bins(bin_of=assign(np.arange(len(kinds), dtype=np.int64), of_kinds, ids), notes=notes)

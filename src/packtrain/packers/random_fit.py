@@ -43,7 +43,7 @@ def pack(problem: PackProblem) -> Bins:
 
 
 def mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """64-bit integer hash, wrapping (arrays only: numpy scalars would warn)."""
+    """64-bit integer hash, wrapping (arrays only: numpy scalars would warn); it makes epoch orders too."""
     x = x + GOLDEN
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

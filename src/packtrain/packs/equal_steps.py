@@ -214,5 +214,6 @@ def _group() -> Any:
     if dist.get_backend() == "gloo":
         return world
     if world not in _groups:
+        _groups.clear()  # those of an earlier launch are gone
         _groups[world] = dist.new_group(backend="gloo")
     return _groups[world]

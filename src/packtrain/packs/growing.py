@@ -302,10 +302,14 @@ class LazyShardedDataset(Dataset[Pack]):  # type: ignore[misc]
         """A directory is read once or over again: every epoch has the same packs."""
         self.epoch = epoch
 
-    def peek(self, count: int) -> list[Pack]:
-        """The next packs of this rank, at most `count`. Waits for them, uses none up."""
+    def peek(self, count: int, *, step: int | None = None) -> list[Pack]:
+        """The next packs of this rank (those from micro step `step` on), at most `count`.
+
+        Waits for them, uses none up.
+        """
         cursor = self._begin()
-        steps = range(cursor.step, cursor.step + count)
+        begin = cursor.step if step is None else step
+        steps = range(begin, begin + count)
         return [self._row(cursor.slot(one)) for one in steps if self._wait_for_step(one)]
 
     def locate(self, local: int) -> tuple[int, int]:

@@ -68,9 +68,15 @@ def check_fraction(limit: float | None, skipped: int, total: int, read: int, mor
 
 def write_row(path: Path, sample_id: Any, reason: str, detail: str) -> None:
     """Add a line about a sample that is left out, or not trained whole."""
-    known = int(sample_id) if isinstance(sample_id, Integral) else str(sample_id)
-    row = {"sample_id": known, "reason": reason, "detail": detail}
+    row = {"sample_id": _as_json(sample_id), "reason": reason, "detail": detail}
     append_line(path, json.dumps(row, ensure_ascii=False))
+
+
+def _as_json(sample_id: Any) -> Any:
+    """The id as a ledger holds it."""
+    if sample_id is None or isinstance(sample_id, Integral):
+        return None if sample_id is None else int(sample_id)
+    return str(sample_id)
 
 
 class LedgerFile:
@@ -100,7 +106,7 @@ class LedgerFile:
 
     def write(self, sample_id: Any, reason: str, detail: str) -> None:
         """Add a row, where the sample has none."""
-        if self.path is not None and sample_id not in self.ids():
+        if self.path is not None and _as_json(sample_id) not in self.ids():
             write_row(self.path, sample_id, reason, detail)
 
 

@@ -352,7 +352,8 @@ class SourceLoader(RankLoader):
         return self._counted(self.placed(super().__iter__()))
 
     def _counted(self, batches: Iterator[Any]) -> Iterator[Any]:
-        for self._given, batch in enumerate(batches, 1):
+        for batch in batches:
+            self._given = (self._given or 0) + 1
             if self.handed is not None:
                 self.handed.add(1)
             yield batch
@@ -393,7 +394,8 @@ class PackLoader(RankLoader):
         collate_fn: Any = None,
         **options: Any,
     ) -> None:
-        super().__init__(data, options, batch_sampler=sampler.batches(packs), collate_fn=collate_fn or list)
+        made = list if collate_fn is None else collate_fn
+        super().__init__(data, options, batch_sampler=sampler.batches(packs), collate_fn=made)
         self.packs = packs
 
     @property

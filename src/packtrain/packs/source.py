@@ -280,6 +280,16 @@ def _is_source(data: Any) -> bool:
     return all(hasattr(type(data), name) for name in ("state_file", "loader", "check_state", "peek"))
 
 
+def is_sized(source: Any) -> bool:
+    """Does Trainer count in passes (epochs) of this source? What grows is read once, in steps."""
+    if source.kind == "growing":
+        return False
+    try:
+        return len(source) >= 0
+    except TypeError:
+        return False
+
+
 def pack_source(
     data: Any,
     *,

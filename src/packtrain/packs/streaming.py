@@ -486,6 +486,8 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
 
     def leave_out(self, sample_id: Any, reason: str, detail: str, *counts: dict[str, int]) -> None:
         """Write down a sample that is in no pack, and count it in `left_out`, or where `counts` says."""
+        if not self.tells:
+            return  # a look ahead: it is counted and written down when it is read in earnest
         for count in counts or (self.left_out,):
             count[reason] = count.get(reason, 0) + 1
         self._write_line(sample_id, reason, detail)

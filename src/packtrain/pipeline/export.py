@@ -174,12 +174,12 @@ def finish_export(out: str | Path) -> dict[str, Any]:
 
 
 def _finished(out: Path) -> dict[str, Any]:
-    if not shards.is_export(out):
-        raise FormatError(f"{out} holds no export", hint="name the OUT of packtrain export --shard")
-    key = files.read_json(shards.key_path(out))
     done = shards.hidden(out, shards.EXPORT).is_file()
     if done and not _lacking(out, range(int(shards.export_of(out)["parts"]))):
         return export_figures(out)
+    if not shards.is_export(out):
+        raise FormatError(f"{out} holds no export", hint="name the OUT of packtrain export --shard")
+    key = files.read_json(shards.key_path(out))
     try:
         origin = files.read_json(shards.hidden(out, "origin.json"))
         plan_folder = opened(origin["plan"])
@@ -358,8 +358,9 @@ def refuse_changed(job: Job, verify_content: bool) -> None:
     if job.lengths_folder is None:
         return
     folder, hint = job.lengths_folder, "restore them, or measure and plan again"
+    digest = Lengths.load(folder).digest
     told = files.read_json(folder / "lengths.json").get("key") or {}
-    if Lengths.load(folder).digest != job.plan.lengths_digest:
+    if digest != job.plan.lengths_digest:
         why, hint = f"{job.plan_folder} was planned from other lengths than {folder}", "plan again"
     elif told.get("source") not in (None, job.source.fingerprint):
         then = f"{counted(len(job.source), 'samples')} now, {told.get('samples')} then"

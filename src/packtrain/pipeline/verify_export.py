@@ -120,7 +120,10 @@ def _manifests(out: Path) -> tuple[dict[str, Any], PackPlan, list[dict[str, Any]
         shards.export_of(out)  # says what is there instead
     try:
         check_seal(shards.hidden(out), shards.EXPORT)
-        marker = shards.export_of(out)
+    except FormatError as error:
+        raise _torn(error) from None
+    marker = shards.export_of(out)
+    try:
         plan = plans.verify(shards.hidden(out, "plan"))
         if plan.checksum != marker["key"]["plan"]:
             raise LawError(f"{out} holds another plan than was exported", hint="export again")
@@ -131,8 +134,12 @@ def _manifests(out: Path) -> tuple[dict[str, Any], PackPlan, list[dict[str, Any]
                 hint="copy it again, or export again: packtrain export --overwrite",
             )
     except FormatError as error:
-        raise ChecksumError(error.message, hint="copy it again, or export again") from None
+        raise _torn(error) from None
     return marker, plan, parts
+
+
+def _torn(error: FormatError) -> ChecksumError:
+    return ChecksumError(error.message, hint="copy it again, or export again")
 
 
 def _inputs(out: Path, template: Any, *, wanted: bool) -> tuple[Any, Any, str]:
@@ -141,20 +148,23 @@ def _inputs(out: Path, template: Any, *, wanted: bool) -> tuple[Any, Any, str]:
     Raises:
         MissingExtraError, ImportError: it is there, and a package that reads it is not.
     """
-    source, lost = None, "; the source is not at hand ({})"
     try:
         inputs = Inputs.told(files.read_json(shards.hidden(out, "origin.json"))["inputs"], out)
-        found = inputs.open_source()
-        if found.fingerprint != shards.export_of(out)["key"]["source"]:
+        source = inputs.open_source()
+        if source.fingerprint != shards.export_of(out)["key"]["source"]:
             return None, template, "; the source changed since: not compared with it"
-        source, lost = found, "; the processor is not at hand ({}): nothing encoded"
-        if wanted and template is None:
-            template = inputs.open_template(source)
-        return source, template, ""
     except (PacktrainError, OSError, KeyError, TypeError) as error:
         if missing_package(error, "") is not None:
             raise
-        return source, template, lost.format(type(error).__name__)
+        return None, template, f"; the source is not at hand ({type(error).__name__})"
+    if not wanted or template is not None:
+        return source, template, ""
+    try:
+        return source, inputs.open_template(source), ""
+    except (PacktrainError, OSError) as error:
+        if missing_package(error, "") is not None:
+            raise
+        return source, None, f"; the processor is not at hand ({type(error).__name__}): nothing encoded"
 
 
 def _check_file(out: Path, row: dict[str, Any]) -> None:

@@ -72,7 +72,7 @@ class Ledger:
     def counts(self) -> dict[str, int]:
         """Entries by reason, names ascending; reasons without an entry are left out."""
         number = np.bincount(self.codes, minlength=len(self.table)).tolist()
-        return {name: held for name, held in sorted(zip(self.table, number, strict=True)) if held}
+        return {name: held for name, held in sorted(zip(self.table, number, strict=False)) if held}
 
     def with_more(self, ids: NDArray[Any], reason: str) -> Ledger:
         """A new ledger that also holds `ids` for `reason`."""

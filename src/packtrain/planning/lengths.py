@@ -326,7 +326,8 @@ def _checked_reasons(reasons: Mapping[int, str], status: NDArray[np.uint8]) -> d
         fits = isinstance(reason, str) and bool(reason)
         if not fits or status[index] == STATUS_OK:
             why = " but its status is ok" if fits else ", expected a reason name"
-            raise LengthError(f"reasons[{index}] is {reason!r}{why}", hint="status 2 is failed")
+            hint = "set its status to 2 (failed)" if fits else None
+            raise LengthError(f"reasons[{index}] is {reason!r}{why}", hint=hint)
         out[index] = reason
     return out
 

@@ -7,9 +7,9 @@ equal lengths and equal specs are equal byte for byte. A value that has no effec
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from numbers import Integral
 from typing import Any
 
 from .. import extend
@@ -177,7 +177,10 @@ def without_effect(settings: Any, name: str, default: Any, why: str) -> None:
 
 
 def _integer(name: str, value: Any, low: int, most: int | None, meaning: str) -> int:
-    number = None if isinstance(value, bool) or not isinstance(value, Integral) else int(value)
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
     if number is None:
         raise PlanError(f"{name} is {value!r}, expected an integer >= {low}", hint=meaning)
     if number < low or (most is not None and number > most):

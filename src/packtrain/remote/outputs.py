@@ -98,7 +98,7 @@ def writable(path: StrPath) -> Path:
         if not os.fspath(path):
             raise InputError("the path of the folder to write is empty", hint="name a folder")
         return Path(path)
-    place = places.place_for(url)
+    place = url if scheme_of(url) in _READ_ONLY else places.place_for(url)
     if scheme_of(url) in _READ_ONLY:
         why, hint = (
             "a web server takes no files",

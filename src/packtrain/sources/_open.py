@@ -273,8 +273,11 @@ def _below(folder: str, suffixes: tuple[str, ...], deep: bool) -> Iterator[str]:
 
 def _deeper(text: str, suffixes: Sequence[str]) -> str | None:
     """A hint at files of the right kind further down."""
-    below_it = sorted(Path(root_of(text)).rglob("*"))
-    found = [path for path in below_it if path.name.lower().endswith(tuple(suffixes))][:2]
+    root = root_of(text)
+    while not os.path.isdir(root):
+        root = os.path.dirname(root)
+    ends = tuple(suffixes)
+    found = [path for path in sorted(Path(root).rglob("*")) if path.name.lower().endswith(ends)][:2]
     if not found:
         return None
     return f"{'some exist' if len(found) > 1 else 'one exists'} at another depth, such as {found[0]}"

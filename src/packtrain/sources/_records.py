@@ -354,10 +354,10 @@ def open_records(
 def find_kind(file: Pinned, kind: str) -> str:
     """The layout by content: by the first character, and where that is not enough by the first line."""
     head = read(file, 0, min(4, file.size))
-    other = "compressed" if head.startswith((b"\x1f\x8b", b"\x28\xb5\x2f\xfd")) else None
-    other = "UTF-16" if head.startswith((b"\xff\xfe", b"\xfe\xff")) else other
-    if other is not None:
-        raise SourceError(f"{file.path} is {other}", hint="give it as plain UTF-8")
+    if head.startswith((b"\x1f\x8b", b"\x28\xb5\x2f\xfd")):
+        raise SourceError(f"{file.path} is compressed", hint="unpack it first (gzip -d, zstd -d)")
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise SourceError(f"{file.path} is UTF-16", hint="convert it to UTF-8")
     start = _text_from(file, len(_index.BOM) if head.startswith(_index.BOM) else 0)
     if start == file.size:
         raise SourceError(f"{file.path} is empty", hint="a source needs at least one record")

@@ -30,7 +30,7 @@ MAGIC = {
     "UklGR": "",  # WEBP or WAVE
 }
 _SIGNATURES = {
-    b"\xff\xd8\xff": "jpg",
+    b"\xff\xd8": "jpg",
     b"\x89PNG": "png",
     b"GIF8": "gif",
     b"BM": "bmp",

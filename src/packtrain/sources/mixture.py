@@ -244,10 +244,11 @@ def read_spec(full: str, otherwise: str, hint: str | None = None) -> Mapping[str
     Raises:
         ConfigError: it is malformed, or says nothing: `otherwise`.
     """
-    data = contents(full, 4 * MOST_YAML + 1)
+    as_json = full.lower().endswith(".json")
+    data = contents(full) if as_json else contents(full, 4 * MOST_YAML + 1)
     try:
         text = data.decode("utf-8-sig")
-        spec = loads(text) if full.lower().endswith(".json") else parse_yaml(text, full)
+        spec = loads(text) if as_json else parse_yaml(text, full)
     except ValueError as error:
         raise ConfigError(f"{full} is not valid: {one_line(error)}") from None
     if not isinstance(spec, Mapping) or not spec:

@@ -285,8 +285,11 @@ def _others(sample: _Sample, refs: Mapping[str, str], read: set[str]) -> dict[st
 def _link(value: Any, names: Mapping[str, str], used: set[str], *, named: bool) -> Any:
     """A copy of a record in which names of members are refs, under keys that hold media."""
     if isinstance(value, dict):
-        keys = {*_MEDIA_KEYS, "value"} if value.get("type") in _MEDIA_KEYS else _MEDIA_KEYS
-        return {key: _link(held, names, used, named=key in keys) for key, held in value.items()}
+        of_value = "value" in value and value.get("type") in tuple(_MEDIA_KEYS)  # a type may be anything
+        return {
+            key: _link(held, names, used, named=key in _MEDIA_KEYS or (of_value and key == "value"))
+            for key, held in value.items()
+        }
     if isinstance(value, list):
         return [_link(held, names, used, named=named) for held in value]
     if named and isinstance(value, str) and value in names:

@@ -326,14 +326,17 @@ class ChunkReader:
         try:
             self._file = pa.ipc.open_file(whole)
             told = json.loads(self._file.schema.metadata[b"packtrain"])
-            found, listed = self._file.num_record_batches, self.manifest["packs"]
-            if found != listed:
-                raise ValueError(f"it holds {counted(found, 'packs')}, its manifest says {listed}")
         except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
             self.check_digest()
             raise FormatError(f"{self.path} is not a chunk: {error}", hint="make it again") from None
         self._fields: dict[str, Any] = told["fields"]
         self._column = {name: place for place, name in enumerate(self._file.schema.names)}
+        found, listed = self._file.num_record_batches, self.manifest["packs"]
+        if found != listed:
+            raise FormatError(
+                f"{self.path} holds {counted(found, 'packs')}, its manifest says {listed}",
+                hint="the files belong to different chunks; make it again",
+            )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(ChunkReader, encode=self.encode, failed=self.failed), (self.path,)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import files
-from ..errors import ChecksumError, ForeignArtefactError, FormatError
+from ..errors import ChecksumError, ForeignArtefactError, FormatError, InputError
 from ..planning.lengths import block_digests
 from ..waiting.claim import PLACE
 
@@ -122,8 +122,10 @@ def open_array(folder: Path, stem: str, described: Mapping[str, Any]) -> NDArray
     try:
         mode: Any = "r" if int(described["length"]) else None  # nothing cannot be mapped
         array: NDArray[Any] = np.load(path, mmap_mode=mode, allow_pickle=False)
-    except (FileNotFoundError, PermissionError):
-        raise
+    except FileNotFoundError:
+        raise FormatError(f"{path} is missing", hint="the folder is incomplete; make it again") from None
+    except PermissionError:
+        raise InputError(f"no permission to read {path}") from None
     except (ValueError, EOFError, OSError, SyntaxError, tokenize.TokenError) as error:
         # a damaged header is parsed as Python
         raise FormatError(f"{path} is torn or not an array: {error}", hint="make the folder again") from None

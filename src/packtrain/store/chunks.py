@@ -281,11 +281,13 @@ class ChunkWriter:
         self, sample: dict[str, Any], record: Mapping[str, Any] | None
     ) -> tuple[dict[str, Any], list[bytes] | None]:
         """The sample as it is stored, and its media where they go by their bytes."""
+        if self.media != "source":
+            return sample, None
         length = int(np.shape(sample["input_ids"])[-1])
         shapes = {name: tuple(value.shape) for name, value in sample.items() if hasattr(value, "shape")}
         shapes.pop("sample_id", None)
         names = sorted(name for name, shape in shapes.items() if is_media(name, shape, length))
-        if self.media != "source" or not names:
+        if not names:
             return sample, None
         if record is None:
             raise InputError(

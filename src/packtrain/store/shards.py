@@ -320,7 +320,7 @@ class PackFiles:
 
     def _of_store(self, number: int) -> dict[str, bytes]:
         if self._rows[0] != os.getpid():  # a forked child opens the store anew
-            self._rows = (os.getpid(), None)
+            self._rows, self._hashed = (os.getpid(), None), set()
         index = [] if self._hashed else self.marker["files"]
         for row in [*index, self._file(number)]:
             if row["name"] not in self._hashed:

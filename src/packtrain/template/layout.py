@@ -118,11 +118,11 @@ def media_layout(tokens: TokenizedText, spliced: Spliced, media_ids: Collection[
         owner = np.full(len(tokens.ids), -1, dtype=np.int64)
         for span, message in zip(spliced.spans, spliced.owners, strict=True):
             owner[supervised_mask(tokens, [span])] = message
-    is_run = np.isin(tokens.ids, list(media_ids))
+    is_run = np.isin(tokens.ids, list(media_ids)) if media_ids else np.zeros(len(tokens.ids), dtype=bool)
     runs = np.flatnonzero(is_run)
     if len(runs) != len(spliced.widths):
         raise runs_mismatch(len(runs), len(spliced.widths))
-    media = is_run | supervised_mask(tokens, spliced.inserted)
+    media = is_run | supervised_mask(tokens, spliced.inserted) if spliced.inserted else is_run
     width = np.ones(len(tokens.ids), dtype=np.int64)
     width[runs] = spliced.widths
     return Layout(tokens.ids, width, trained & ~media, media, runs, spliced.blocks, scale, owner)

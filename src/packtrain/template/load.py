@@ -66,7 +66,7 @@ def _check_name(name: str, folder: Path) -> None:
     if not name.strip():
         fault, hint = "no processor is named", "processor=NAME, a folder or a hub name"
     elif folder.is_file():
-        fault = f"processor {name} is a file"
+        fault, hint = f"processor {name} is a file", "give the folder that holds processor_config.json"
     elif name.startswith("demo:"):
         made = "from packtrain.testing.demo.resolve import resolve_demo"
         fault, hint = f"{name} is made on first use", f"load_processor(resolve_demo({name!r})), {made}"

@@ -11,6 +11,7 @@ all others that look the same to it.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -168,6 +169,7 @@ class Traits:
         return tuple(shape)
 
 
+@functools.lru_cache(maxsize=64)
 def traits(template: str) -> Traits:
     """Read the traits of a chat template from its syntax tree."""
     from .skeleton import parsed

@@ -101,7 +101,6 @@ class ChatRenderer:
         self._copies = copies_texts(self.templates["plain"], parts=bool(self.takes))
         self._marked = _MARKS.search(self.templates["plain"]) is not None
         self._skeletons: dict[Shape, Skeleton | None] = {}
-        self._traits = {template: traits(template) for template in self.templates.values()}
         self._vouched: set[Any] = set()
         self._media_marks: re.Pattern[str] | None = None
         self._tokens = {str(k): v for k, v in tokenizer.special_tokens_map.items()}
@@ -143,7 +142,7 @@ class ChatRenderer:
         said = spoken([message["role"] for message in messages], self.train_on)
         weights = self._weights(talk, messages, said, pieces, lost)
         others = any(w > 0 and messages[place]["role"] != "assistant" for place, w in weights.items())
-        key = self._traits[template].key(messages, bool(tools))
+        key = traits(template).key(messages, bool(tools))
         found: Placed | None = None
         if others or key is None or key not in self._vouched or self.reasoning == "mask":
             found = self._located(messages, tools, text)

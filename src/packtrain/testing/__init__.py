@@ -2,7 +2,7 @@
 
 A packer is tested by inheriting its laws:
 
-    from packtrain.testing import PackerLaws as PackerLaws
+    from packtrain.testing import PackerLaws
 
     class TestMine(PackerLaws):
         packer = "mine"

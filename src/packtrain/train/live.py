@@ -24,7 +24,7 @@ from torch.nn import functional
 
 from ..collate import attention_of
 from ..collate.boundaries import family_for, rotations_of
-from ..errors import IsolationError, PacktrainError, one_line
+from ..errors import InputError, IsolationError, PacktrainError, one_line
 from .loss import token_loss_sum
 from .probe import Sample, media_fields, moved, opening, other_media, scale_of, size_of
 
@@ -66,6 +66,10 @@ class Passes:
         sizes = self.packed.abs()
         largest = sizes.amax(0)
         return scale_of(largest[largest != sizes.amin(0)])
+
+
+class NotReached(InputError):
+    """A pass that does not go through the input embeddings."""
 
 
 @dataclass
@@ -158,7 +162,13 @@ class Live:
         with torch.enable_grad(), _no_reentrant(self.bare), _embedded(self.bare, not whole) as rows:
             logits = self._forward(model, batch, pack, 0)
             loss = _loss(logits, pack, places)
-            wanted = dict(_few(self.bare)) if whole else dict(zip([_EMBEDDED], rows, strict=False))
+            if not whole and not rows:
+                raise NotReached(
+                    f"{type(self.bare).__name__} is sharded and does not use its input embeddings, at which "
+                    "the gradients of sharded models are compared",
+                    hint="prove it unsharded, then train with training.proof: false (--no-proof)",
+                )
+            wanted = dict(_few(self.bare)) if whole else {_EMBEDDED: rows[0]}
             if not loss.requires_grad or not wanted:  # what trains may stand beside the model (a prompt)
                 return logits.detach(), {}
             made = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True)
@@ -169,7 +179,10 @@ class Live:
         """Gradients of the loss of every second sample at the embedded tokens, [T, H]; None: it has none."""
         if not hasattr(self.bare, "get_input_embeddings"):
             return None
-        made = self.gradients(row, False, range(1, len(row), 2))[1].get(_EMBEDDED)
+        try:
+            made = self.gradients(row, False, range(1, len(row), 2))[1].get(_EMBEDDED)
+        except NotReached:
+            return None
         return None if made is None else made.reshape(-1, made.shape[-1])
 
     def _batch(self, pack: Sequence[Sample], alter: Alter | None) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from ..collate import PackBatch, PaddingFreeCollator, filler_pack
 from ..collate.boundaries import check_packs, text_config
 from ..data import PackedDataset
 from ..errors import ChecksumError, ConfigError, IsolationError
-from ..packs.source import pack_source
+from ..packs.source import is_sized, pack_source
 from ..planning.align import AlignedPlan
 from ..template import ensure_torchvision
 from ..workers import worker_context
@@ -40,7 +40,6 @@ from .resume import (
     Passes,
     Standing,
     checkpoint_of,
-    is_sized,
     load_position,
     loader_options,
     pass_loader,

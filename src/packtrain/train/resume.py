@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from .. import files
 from ..errors import ConfigError, ForeignArtefactError, FormatError, counted
+from ..packs.source import is_sized
 from ..remote.copies import bring
 from ..template import ensure_torchvision
 from .config import RunConfig
@@ -62,16 +63,6 @@ class SizedPasses(Passes):
 
     def __len__(self) -> int:
         return len(self.source)
-
-
-def is_sized(source: Any) -> bool:
-    """Does Trainer count in passes (epochs) of this source? What grows is read once, in steps."""
-    if source.kind == "growing":
-        return False
-    try:
-        return len(source) >= 0
-    except TypeError:
-        return False
 
 
 def pass_loader(source: Any, collate: Any, options: dict[str, Any]) -> DataLoader[Any]:

@@ -28,7 +28,7 @@ from ..collate import PaddingFreeCollator
 from ..data import EncodeCache, PackedDataset
 from ..errors import ConfigError, InputError
 from ..files import make_folder, publish_json, reading
-from ..packs.source import is_packs, pack_source
+from ..packs.source import is_packs, is_sized, pack_source
 from ..planning.align import AlignedPlan
 from ..planning.epoch_order import seed_in_use
 from ..planning.packplan import PackPlan
@@ -45,7 +45,7 @@ from .loss import bare_model, plain_head
 from .model import load_model, no_progress_bars
 from .opened import check_beginning, opened, steps_of, warn_of_another_template
 from .proof import IsolationReport
-from .resume import CONFIG, changed_settings, checkpoint_of, is_sized, load_position
+from .resume import CONFIG, changed_settings, checkpoint_of, load_position
 from .runtime import Runtime, accumulation_of, announce_steps, balance_of, epoch_plans
 from .start_up import prove_before_training
 from .trace import follow_losses

@@ -290,7 +290,12 @@ class _Reading:
             return
         for section, keys in _PATHS.items():
             held = self.sections[section]
-            held |= {key: _resolved(held[key], self.base) for key in keys if key in held}
+            for key in filter(held.__contains__, keys):
+                value = held[key]
+                if key == "val" and isinstance(value, Mapping):  # several sets by name
+                    held[key] = {name: _resolved(one, self.base) for name, one in value.items()}
+                else:
+                    held[key] = _resolved(value, self.base)
 
     def _only_of_validation(self) -> None:
         """Packs that were made before need no reading of records; validation samples would."""
@@ -420,8 +425,6 @@ def _joined(train: Any, training: Any) -> Any:
 
 def _resolved(value: Any, base: Path) -> Any:
     """A path that is there, as it stands or beside the file; anything else as it is."""
-    if isinstance(value, Mapping):  # several sets by name
-        return {name: _resolved(one, base) for name, one in value.items()}
     if not isinstance(value, str) or value.startswith(("demo:", "tiny:")):
         return value
     path = Path(os.path.expanduser(value))
