@@ -476,8 +476,7 @@ def _yaml_loader() -> type[Any]:
                         told = f"key {key.value!r} is given twice"
                         raise yaml.constructor.ConstructorError(None, None, told, key.start_mark)
                     seen.add(key.value)
-            held: dict[Any, Any] = super().construct_mapping(node, deep=deep)
-            return held
+            return super().construct_mapping(node, deep=deep)  # type: ignore[no-any-return]
 
     return Loader
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-I64 = NDArray[np.int64]
+from ..extend import I64
+
 _EXACT = 1 << 62
 _K = range(2, 101)
 
@@ -37,8 +37,14 @@ def best_bound(
 
 
 def volume(sizes: I64, counts: I64, capacity: int) -> int:
-    """ceil(total cost / capacity)."""
-    return -(-_dot(sizes, counts) // capacity)
+    """ceil(total cost / capacity), exact."""
+    if len(sizes) == 0:
+        return 0
+    if _fits(sizes, counts):
+        total = int((sizes * counts).sum())
+    else:
+        total = sum(a * b for a, b in zip(sizes.tolist(), counts.tolist(), strict=True))
+    return -(-total // capacity)
 
 
 def martello_toth(sizes: I64, counts: I64, capacity: int) -> int:
@@ -88,12 +94,3 @@ def dual_feasible(sizes: I64, counts: I64, capacity: int) -> int:
 
 def _fits(sizes: I64, counts: I64) -> bool:
     return int(sizes[-1]) * int(counts.sum()) < _EXACT
-
-
-def _dot(sizes: I64, counts: I64) -> int:
-    """Sum of products as a Python integer, exact."""
-    if len(sizes) == 0:
-        return 0
-    if _fits(sizes, counts):
-        return int((sizes * counts).sum())
-    return sum(a * b for a, b in zip(sizes.tolist(), counts.tolist(), strict=True))

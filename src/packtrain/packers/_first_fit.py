@@ -12,19 +12,15 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ..extend import I64
 from ._jit import kernel, use_jit
-
-I64 = NDArray[np.int64]
 
 
 def first_fit(sizes: I64, counts: I64, capacity: int) -> I64:
     """Pack of every place: the first `counts[0]` places belong to item 0, and so on (int64[sum counts])."""
     n = int(counts.sum())
-    leaves = 1
-    while leaves < max(1, n):
-        leaves *= 2
+    leaves = _leaves(n)
     if use_jit(n):
         out: I64 = np.empty(n, dtype=np.int64)
         _place_items(sizes, counts, np.int64(capacity), np.zeros(2 * leaves, dtype=np.int64), out, leaves)
@@ -37,9 +33,7 @@ def first_fit(sizes: I64, counts: I64, capacity: int) -> I64:
 def first_fit_needs(need: I64, caps: I64) -> I64:
     """Pack of every sample of `need` (int64[n, d], in the order of placing) under all caps (int64[d])."""
     n, dims = need.shape
-    leaves = 1
-    while leaves < max(1, n):
-        leaves *= 2
+    leaves = _leaves(n)
     if use_jit(n):
         out: I64 = np.empty(n, dtype=np.int64)
         tree = np.full(2 * leaves * dims, -1, dtype=np.int64)
@@ -48,6 +42,11 @@ def first_fit_needs(need: I64, caps: I64) -> I64:
     places = [0] * n
     _place_needs.plain(need.ravel().tolist(), caps.tolist(), [-1] * (2 * leaves * dims), places, leaves)
     return np.array(places, dtype=np.int64)
+
+
+def _leaves(n: int) -> int:
+    """The least power of two that is not below n."""
+    return 1 << max(0, n - 1).bit_length()
 
 
 @kernel
@@ -83,8 +82,7 @@ def _place_needs(  # noqa: C901 - a kernel is compiled as one function
         node //= 2
         while node > 0:
             for d in range(dims):
-                left = tree[2 * node * dims + d]
-                tree[node * dims + d] = max(left, tree[(2 * node + 1) * dims + d])
+                tree[node * dims + d] = max(tree[2 * node * dims + d], tree[(2 * node + 1) * dims + d])
             node //= 2
     return opened
 
@@ -116,7 +114,6 @@ def _place_items(sizes: Any, counts: Any, capacity: Any, tree: Any, out: Any, le
             tree[node] -= k * size
             node //= 2
             while node > 0:
-                larger = max(tree[2 * node], tree[2 * node + 1])
-                tree[node] = larger
+                tree[node] = max(tree[2 * node], tree[2 * node + 1])
                 node //= 2
     return opened

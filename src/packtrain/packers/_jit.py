@@ -101,9 +101,8 @@ class Kernel:
             return self._compiled(*args)
 
 
-def kernel(function: Callable[..., Any]) -> Kernel:
-    """Mark a function as a kernel."""
-    return Kernel(function)
+#: Marks a function as a kernel.
+kernel = Kernel
 
 
 def _compile(function: Callable[..., Any], *, cache: bool) -> Callable[..., Any]:

@@ -21,9 +21,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ..extend import PackProblem, Patterns
+from ..extend import I64, PackProblem, Patterns
 from ._jit import BIT, DE_BRUIJN, SIX_BITS, kernel, use_jit
 from ._kernels import emit_patterns
 
@@ -182,7 +181,6 @@ def _fill_types(  # noqa: C901 - a kernel is compiled as one function
 # --------------------------------------------------------------------------------------------
 # Best fit decreasing under several capacities: tokens, further limits, samples a pack
 # --------------------------------------------------------------------------------------------
-I64 = NDArray[np.int64]
 
 _PLANES = 16
 _SECONDS = 8  # planes of a third dimension
@@ -271,8 +269,7 @@ def _units(need: I64, caps: I64) -> I64:
 
 def largest_need(need: I64, caps: I64) -> I64:
     """The largest need of each row relative to its cap, in millionths (of 2**20)."""
-    relative: I64 = _units(need, np.maximum(caps, 1)).max(axis=1)
-    return relative
+    return _units(need, np.maximum(caps, 1)).max(axis=1)  # type: ignore[no-any-return]
 
 
 def _orders(rows: I64, caps: I64, share: I64) -> list[I64]:

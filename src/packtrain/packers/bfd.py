@@ -12,11 +12,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 
-import numpy as np
-from numpy.typing import NDArray
-
-from ..extend import PackProblem, Patterns
+from ..extend import I64, PackProblem, Patterns
 from ._jit import DENSE_LIMIT, use_jit
+from ._kernels import bfd_groups, emit_patterns
 from ._multi import flatten, pack_limits
 
 VERSION = 2
@@ -26,11 +24,10 @@ HISTOGRAM = True
 LIMITS = True
 
 
-def pack(problem: PackProblem) -> Patterns | NDArray[np.int64]:
+def pack(problem: PackProblem) -> Patterns | I64:
     """Patterns of best fit decreasing; under further limits a bin for each sample (`_multi.py`)."""
-    if problem.limits or problem.max_samples is not None:
-        return pack_limits(problem)
-    return pack_tokens(problem)
+    limited = problem.limits or problem.max_samples is not None
+    return pack_limits(problem) if limited else pack_tokens(problem)
 
 
 def pack_tokens(problem: PackProblem) -> Patterns:
@@ -41,16 +38,14 @@ def pack_tokens(problem: PackProblem) -> Patterns:
     return plain(problem.sizes, problem.counts, problem.capacity)
 
 
-def compiled(sizes: NDArray[np.int64], counts: NDArray[np.int64], capacity: int) -> Patterns:
+def compiled(sizes: I64, counts: I64, capacity: int) -> Patterns:
     """The numba path."""
-    from ._kernels import bfd_groups, emit_patterns
-
     repeat, offsets, size, number = emit_patterns(*bfd_groups(sizes, counts, capacity))
     return Patterns(repeat=repeat, offsets=offsets, size=size, number=number)
 
 
 def plain(  # noqa: C901 - the loop of the kernel
-    sizes: NDArray[np.int64], counts: NDArray[np.int64], capacity: int
+    sizes: I64, counts: I64, capacity: int
 ) -> Patterns:
     """The plain path: a sorted list of the rooms that open packs have, and a stack of groups for each."""
     groups: list[tuple[int, _Content]] = []  # (repeat, content), repeat 0 = used up
@@ -59,9 +54,7 @@ def plain(  # noqa: C901 - the loop of the kernel
 
     def add(repeat: int, room: int, content: _Content) -> None:
         if room > 0:
-            there = at_room.get(room)
-            if there is None:
-                there = at_room[room] = []
+            there = at_room.setdefault(room, [])
             if not there:
                 insort(rooms, room)
             there.append(len(groups))

@@ -29,11 +29,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..checks import number, one_of, whole
 from ..errors import InputError
-from ..extend import Bins, PackProblem, Patterns
+from ..extend import I64, Bins, PackProblem, Patterns
 from . import bfd
 from ._multi import assign, needs, patterns_of, types_of
 
@@ -156,9 +155,9 @@ class _State:
         left: kinds that are not used up, ascending.
     """
 
-    kinds: NDArray[np.int64]
-    counts: NDArray[np.int64]
-    caps: NDArray[np.int64]
+    kinds: I64
+    counts: I64
+    caps: I64
     most: int | None
     phases: list[str]
     groups: list[tuple[int, dict[int, int]]] = field(default_factory=list)
@@ -186,7 +185,7 @@ class _State:
                 self.emit("powers", content, ladder)
             else:
                 ladder.pop()
-        self.drop_used()
+        self.left = [kind for kind in self.left if self.count[kind]]
 
     def phase(self, name: str, knobs: Mapping[str, Any]) -> None:
         """Open packs with the seeds of a phase; what does not meet its knobs waits for a later one."""
@@ -278,9 +277,6 @@ class _State:
             if self.count[kind] == 0:
                 choice.remove(kind)
         self.add(phase, content, repeat)
-
-    def drop_used(self) -> None:
-        self.left = [kind for kind in self.left if self.count[kind]]
 
     def add(self, phase: str, content: dict[int, int], repeat: int) -> None:
         self.groups.append((repeat, content))

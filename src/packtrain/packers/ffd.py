@@ -23,10 +23,10 @@ def pack(problem: PackProblem) -> NDArray[np.int64]:
     if problem.limits or problem.max_samples is not None:
         need, caps = needs(problem)
         order = np.argsort(-largest_need(need, caps), kind="stable")
-        bins = np.empty(len(order), dtype=np.int64)
-        bins[order] = first_fit_needs(need[order], caps)
-        return bins
-    order = np.argsort(-np.asarray(problem.costs).astype(np.int64), kind="stable")
+        placed = first_fit_needs(need[order], caps)
+    else:
+        order = np.argsort(-np.asarray(problem.costs).astype(np.int64), kind="stable")
+        placed = first_fit(problem.sizes[::-1].copy(), problem.counts[::-1].copy(), problem.capacity)
     bins = np.empty(len(order), dtype=np.int64)
-    bins[order] = first_fit(problem.sizes[::-1].copy(), problem.counts[::-1].copy(), problem.capacity)
+    bins[order] = placed
     return bins

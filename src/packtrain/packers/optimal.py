@@ -21,10 +21,9 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..errors import MissingExtraError
-from ..extend import PackProblem, Patterns
+from ..extend import I64, PackProblem, Patterns
 from . import auto, bfd, refine
 from ._bounds import best_bound
 from ._jit import part_of
@@ -41,7 +40,6 @@ _COLUMNS = 400  # patterns taken over in a round, or one for every four classes
 _SCALE = 1 << 30  # duals as integers
 
 logger = logging.getLogger(__name__)
-I64 = NDArray[np.int64]
 Pattern = dict[int, int]  # class -> samples
 
 

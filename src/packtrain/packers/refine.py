@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..extend import PackProblem, Patterns
+from ..extend import I64, PackProblem, Patterns
 from . import ffd
 from ._bounds import best_bound
 from ._first_fit import first_fit
@@ -251,8 +251,6 @@ _FEW = 50_000
 _MANY_SIZES = 16_384
 _A_CLASS = 16  # samples' worth of work that a size is, when it is asked whether to compile
 
-I64 = NDArray[np.int64]
-
 
 def budget(samples: int) -> int:
     """Steps of search after which no more alternatives are tried."""
@@ -267,9 +265,7 @@ def pack(problem: PackProblem) -> Patterns:
         return best
     sizes, counts = problem.sizes[::-1].copy(), problem.counts[::-1].copy()
     bins = first_fit(sizes, counts, problem.capacity)
-    if int(bins.max()) + 1 >= packs:
-        return best
-    return _of_bins(bins, np.repeat(sizes, counts))
+    return best if int(bins.max()) + 1 >= packs else _of_bins(bins, np.repeat(sizes, counts))
 
 
 def _of_bins(bins: I64, costs: I64) -> Patterns:
@@ -378,9 +374,7 @@ class _Search:
         self.count: dict[int, int] = dict(zip(sizes.tolist(), counts.tolist(), strict=True))
         self.left: list[int] = sizes.tolist()  # sizes with count > 0, ascending
         self.smallest = self.left[0] if self.left else 0
-        self.capacity = capacity
-        self.evens = evens
-        self.limit = limit
+        self.capacity, self.evens, self.limit = capacity, evens, limit
         self.work = 0
 
     def take(self, item: int, k: int = 1) -> None:

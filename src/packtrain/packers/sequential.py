@@ -7,28 +7,23 @@ is sequential. Wastes up to half of a pack in the worst case; `bfd` and `refine`
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ..extend import PackProblem
+from ..extend import I64, PackProblem
 from ._jit import use_jit
+from ._kernels import next_fit
 from ._multi import needs
 
 VERSION = 1
 LIMITS = True
 
 
-def pack(problem: PackProblem) -> NDArray[np.int64]:
+def pack(problem: PackProblem) -> I64:
     """Bin of each sample, in order of first use."""
     need, caps = needs(problem)
-    if use_jit(len(need)):
-        from ._kernels import next_fit
-
-        bins: NDArray[np.int64] = next_fit(need, caps)
-        return bins
-    return plain(need, caps)
+    return next_fit(need, caps) if use_jit(len(need)) else plain(need, caps)
 
 
-def plain(need: NDArray[np.int64], caps: NDArray[np.int64]) -> NDArray[np.int64]:
+def plain(need: I64, caps: I64) -> I64:
     """The plain path: jump from pack to pack by bisection in the running sums."""
     n = len(need)
     first = np.zeros(n, dtype=np.int64)  # 1 where a pack begins

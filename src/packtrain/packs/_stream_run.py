@@ -22,11 +22,11 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import DriftError, InputError, PlanError, SampleError
 from ..execute.pool import Pool
+from ..extend import I64
 from ..measuring.eligibility import where_in
 from ..measuring.encoding import FAILED, encoded, fault_of
 from ..measuring.run import CUT, located
@@ -42,7 +42,6 @@ logger = logging.getLogger(__name__)
 _AHEAD = 8  # samples of an encode worker that may be on the way
 _BEHIND = 4  # windows and buffers that a split of an iterable may be behind the others of its reader
 
-I64 = NDArray[np.int64]
 Sample = dict[str, Any]
 Pack = tuple[Sequence[int], Sequence[Sample]]  # places, encoded samples
 Item = tuple[int, int, Any]  # place, sample id, sample
@@ -476,8 +475,7 @@ class StreamPass:
         """The samples of a split from a place on."""
         reader, step = self.reader, self.splits.count
         if reader.can_seek or len(self._at) < 2:
-            found: Iterator[Item] = reader.read(epoch, start, step)
-            return found
+            return reader.read(epoch, start, step)  # type: ignore[no-any-return]
         if epoch not in self._shared:
             starts = {
                 other: place if begun == epoch else other

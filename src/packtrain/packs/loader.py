@@ -409,8 +409,7 @@ class PackLoader(RankLoader):
 
     @property
     def pack_sampler(self) -> PackSampler:
-        found: PackSampler = self.batch_sampler.sampler
-        return found
+        return self.batch_sampler.sampler  # type: ignore[no-any-return]
 
     def __iter__(self) -> Iterator[Any]:
         epoch = self.pack_sampler.epoch

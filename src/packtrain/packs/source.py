@@ -116,14 +116,12 @@ class PlannedSource(IterableDataset[Pack]):  # type: ignore[misc]
     @property
     def aligned(self) -> AlignedPlan:
         """The view of the current epoch."""
-        view: AlignedPlan = self.sampler.aligned
-        return view
+        return self.sampler.aligned  # type: ignore[no-any-return]
 
     @property
     def plan(self) -> PackPlan:
         """The raw plan of the current epoch."""
-        plan: PackPlan = self.aligned.plan
-        return plan
+        return self.aligned.plan  # type: ignore[no-any-return]
 
     @property
     def pack_length(self) -> int:
@@ -139,8 +137,7 @@ class PlannedSource(IterableDataset[Pack]):  # type: ignore[misc]
 
     def __getitem__(self, position: int) -> Pack:
         """The pack at an aligned position."""
-        pack: Pack = self.data[position]
-        return pack
+        return self.data[position]  # type: ignore[no-any-return]
 
     def __iter__(self) -> Iterator[Pack]:
         chosen = self._chosen.news()
@@ -330,8 +327,7 @@ def pack_source(
     for name, asked, own in (("rank", rank, data.rank), ("world_size", world_size, data.world_size)):
         if asked is not None and asked != own:
             raise InputError(f"{name} is {asked}, the dataset was made for {own}", hint="give both the same")
-    source: PackSource = data
-    return source
+    return data  # type: ignore[no-any-return]
 
 
 def loader(

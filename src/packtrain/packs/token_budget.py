@@ -25,10 +25,10 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..checks import flag, number, one_of, whole
 from ..errors import InputError, counted
+from ..extend import I64
 from ..moved import also_named
 from ..planning.build import plan
 from ..planning.lengths import Lengths, as_lengths
@@ -42,8 +42,6 @@ from .source import PlannedSource
 from .streaming import States, StreamingPackedDataset
 
 logger = logging.getLogger(__name__)
-
-I64 = NDArray[np.int64]
 
 
 # --------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..extend import Patterns
+from ..extend import I64, Patterns
 from ..packers import _kernels
 from ..packers._jit import kernel, over_blocks, threads_for
 
@@ -207,7 +207,6 @@ def _write_block(start: Any, stop: Any, places: Any, out: Any) -> Any:
 # --------------------------------------------------------------------------------------------
 # On threads, in blocks
 # --------------------------------------------------------------------------------------------
-I64 = NDArray[np.int64]
 Block = tuple[int, int, NDArray[Any]]  # samples low..high-1 and what is known of them
 Work = Callable[[int, int, NDArray[Any]], None]
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from .. import extend
 from ..errors import LawError, counted
-from ..extend import Bins, PackProblem, Patterns
+from ..extend import I64, Bins, PackProblem, Patterns
 from ..packers._jit import use_jit
 from ..packers._kernels import tally
 from ..packers._multi import needs, types_of
@@ -31,8 +31,6 @@ from .lengths import Lengths
 from .long_samples import Classes
 from .raw_plan import PackerId
 from .spec import PlanSpec
-
-I64 = NDArray[np.int64]
 
 #: Packs dealt from a group at a time, on average: small = packs hold neighbouring ids.
 _BURST = 2

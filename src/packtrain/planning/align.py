@@ -11,18 +11,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..checks import divisors, whole
 from ..errors import InputError, PlanError, counted
+from ..extend import I64
 from ..files import digest_json
 from ..packers._jit import use_jit
 from .balance import Balance, deal
 from .costs import FlopsCost
 from .epoch_order import EpochOrder, view_checksum
 from .raw_plan import RawPlan
-
-I64 = NDArray[np.int64]
 
 _LARGEST_WORLD = 1 << 24  # ranks; far above any machine, and low enough that positions stay 64-bit
 _CHUNK = 1 << 18  # positions computed at a time
@@ -317,8 +315,7 @@ class BalancedPlan(_GroupedPlan):
             return positions
         first, last = int(positions.min()) // self.together, int(positions.max()) // self.together
         group = self.base.pack_ids_at(self.base_positions(first, last + 1))
-        found: I64 = group[positions - first * self.together]
-        return found
+        return group[positions - first * self.together]
 
     @property
     def is_balanced(self) -> bool:

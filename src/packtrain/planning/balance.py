@@ -19,11 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checks import one_of, whole
+from ..extend import I64
 from ..packers._jit import kernel
 from .costs import FlopsCost
 from .spec import without_effect
-
-I64 = NDArray[np.int64]
 
 _MODES = ("step", "window", "global")
 _SYNCS = ("micro", "step")
@@ -116,8 +115,7 @@ def deal(costs: I64, world_size: int, compiled: bool) -> I64:
 def rank_totals(costs: I64, order: I64, world_size: int) -> I64:
     """int64[S, W]: cost that each rank gets in a step under `order`."""
     held = np.take_along_axis(costs, order, axis=1).reshape(len(costs), -1, world_size)
-    totals: I64 = held.sum(axis=1)
-    return totals
+    return held.sum(axis=1)  # type: ignore[no-any-return]
 
 
 @kernel

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..errors import InputError, PlanError, counted
 from ..extend import Patterns
@@ -29,7 +29,6 @@ from .stepwise import plan_steps
 from .window import plan_windows
 
 logger = logging.getLogger(__name__)
-I64 = NDArray[np.int64]
 
 
 @also_named("plan")
@@ -66,9 +65,8 @@ def plan(
     classes = classify(used, spec)
     if spec.samples_per_step is not None:
         return _by_steps(checked, used, classes, spec)
-    if spec.window is None:
-        return _finished(checked, classes, pack_classes(classes, used, spec), spec)
-    return _finished(checked, classes, _pack_windows(classes, used, spec), spec)
+    packed = (pack_classes if spec.window is None else _pack_windows)(classes, used, spec)
+    return _finished(checked, classes, packed, spec)
 
 
 def own_lengths(made: PackPlan, lengths: Any) -> Lengths:
@@ -157,21 +155,17 @@ def _certify(packs: int, classes: Classes, lengths: Lengths, spec: PlanSpec, pac
     notes = packed.packer.notes if spec.window is None else {}
     if packed.ledger is not classes.ledger:
         return Certificate.of(packs, min(packs, classes.singles), "singles")
-    bound, name = best_bound(classes.sizes, classes.counts, spec.pack_length, packs - classes.singles)
-    best = Certificate.of(packs, bound + classes.singles, name)
-    proven = int(notes.get("bound", 0)) + classes.singles
-    if "bound" in notes and proven > best.bound:
-        best = Certificate.of(packs, proven, str(notes["bound_name"]))
+    best = best_bound(classes.sizes, classes.counts, spec.pack_length, packs - classes.singles)
+    if int(notes.get("bound", 0)) > best[0]:
+        best = int(notes["bound"]), str(notes["bound_name"])
     members = classes.members() if spec.limits else None
     for name, cap in spec.limits.items():
         values = lengths.costs[name][members]
         sizes, counts = np.unique(values[values > 0], return_counts=True)
         if cap and len(sizes):
             bound, _ = best_bound(sizes.astype(np.int64), counts.astype(np.int64), cap, packs, cheap=True)
-            if bound + classes.singles > best.bound:
-                best = Certificate.of(packs, bound + classes.singles, name)
+            best = max(best, (bound, name), key=itemgetter(0))  # of equal bounds the first
     if spec.max_samples is not None:
-        bound = -(-int(classes.counts.sum()) // spec.max_samples) + classes.singles
-        if bound > best.bound:
-            best = Certificate.of(packs, bound, "samples")
-    return best
+        by_samples = -(-int(classes.counts.sum()) // spec.max_samples)
+        best = max(best, (by_samples, "samples"), key=itemgetter(0))
+    return Certificate.of(packs, best[0] + classes.singles, best[1])

@@ -16,13 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..checks import one_of
 from ..errors import InputError, PlanError, counted, without_path
+from ..extend import I64
 from .raw_plan import RawPlan
-
-I64 = NDArray[np.int64]
 
 #: A sample of this many tokens takes twice the time of its tokens alone.
 L_STAR = 24_000

@@ -11,12 +11,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ..extend import I64
 from .lengths import Lengths
 from .packplan import PackPlan
-
-I64 = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,8 +120,7 @@ def _same_packs(first: PackPlan, second: PackPlan) -> I64:
     left = np.asarray(first.indices)[np.repeat(starts[0][a], width[a]) + within]
     right = np.asarray(second.indices)[np.repeat(starts[1][match[a]], width[a]) + within]
     differ = np.add.reduceat((left != right).astype(np.int64), ends - width[a])
-    same: I64 = a[differ == 0]
-    return same
+    return a[differ == 0]  # type: ignore[no-any-return]
 
 
 def _lengths(first: Lengths, second: Lengths) -> tuple[dict[str, Any], I64]:

@@ -9,12 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..checks import whole
+from ..extend import I64
 from ..packers.diverse import phase_order
-
-I64 = NDArray[np.int64]
 
 
 def quantiles(values: Any, *percents: int) -> list[int]:

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from ..checks import divisors, whole
 from ..errors import ForeignArtefactError, InputError, PlanError, UnknownNameError, counted
+from ..extend import I64
 from ..files import digest_json, reading
 from ..packers._jit import use_jit
 from ..world import World
@@ -37,7 +38,6 @@ from .permutation import Permutation
 from .raw_plan import RawPlan
 
 logger = logging.getLogger(__name__)
-I64 = NDArray[np.int64]
 
 _STATE = 2  # version of a saved position
 _NAMED = 12  # world sizes that a refusal names

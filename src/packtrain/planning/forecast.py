@@ -24,8 +24,6 @@ from .epoch_order import EpochOrder
 from .lengths import Lengths, as_lengths
 from .packplan import PackPlan
 
-I64 = NDArray[np.int64]
-
 #: Value of pack_lengths that tries the powers of two that suit the lengths (and the device).
 AUTO = "auto"
 
@@ -74,8 +72,8 @@ def forecast(
     tried: list[Any] = [pack_lengths] if isinstance(pack_lengths, str) else list(pack_lengths)
     if AUTO in tried:
         tried = sorted({*(one for one in tried if one != AUTO), *_lengths_to_try(checked, device)})
-    for name, value in (("world_size", world_size), ("grad_accum", grad_accum)):
-        whole(name, value, 1)
+    whole("world_size", world_size, 1)
+    whole("grad_accum", grad_accum, 1)
     if samples_per_step is not None:
         more = {"packs_multiple": world_size * grad_accum, "seed": seed, "samples_per_step": samples_per_step}
         options = {**options, **more}
@@ -206,12 +204,10 @@ def _epoch(aligned: AlignedPlan, accum: int, seed: int, device: DeviceProfile | 
 
 
 def _recommend(rows: list[dict[str, Any]], device: DeviceProfile | None) -> None:
-    for row in rows:
-        row["recommended"], row["why"] = False, ""
     able = [row for row in rows if row.get("fits", True)]
     for row in rows:
-        if not row.get("fits", True):
-            row["why"] = f"a row of {row['longest_row']:,} tokens does not fit the device's memory"
+        why = f"a row of {row['longest_row']:,} tokens does not fit the device's memory"
+        row.update(recommended=False, why="" if row.get("fits", True) else why)
     if not able:
         rows[0]["why"] += "; none fits: use more ranks, checkpointing or long_samples='drop'"
         rows[0]["recommended"] = True

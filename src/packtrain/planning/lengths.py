@@ -104,7 +104,18 @@ class Lengths:
     def digest(self) -> str:
         """SHA-256 (hex) of the values; equal for equal values whatever the input's type or form."""
         if self._digest is None:
-            self._digest = self._compute_digest()
+            header = {
+                "schema": _SCHEMA,
+                "n": len(self),
+                "tokens": self.tokens.dtype.str,
+                "costs": {name: array.dtype.str for name, array in self.costs.items()},
+            }
+            digest = hashlib.sha256(canonical_json(header))
+            for array in (self.tokens, *self.costs.values(), self.status):
+                for block in block_digests(array):
+                    digest.update(block)
+            digest.update(canonical_json([[i, self.reasons[i]] for i in sorted(self.reasons)]))
+            self._digest = digest.hexdigest()
         return self._digest
 
     def array_digests(self) -> dict[str, list[str]]:
@@ -112,28 +123,13 @@ class Lengths:
         arrays = {"tokens": self.tokens, **self.costs, "status": self.status}
         return {name: [d.hex() for d in block_digests(array)] for name, array in arrays.items()}
 
-    def _compute_digest(self) -> str:
-        header = {
-            "schema": _SCHEMA,
-            "n": len(self),
-            "tokens": self.tokens.dtype.str,
-            "costs": {name: array.dtype.str for name, array in self.costs.items()},
-        }
-        digest = hashlib.sha256(canonical_json(header))
-        for array in (self.tokens, *self.costs.values(), self.status):
-            for block in block_digests(array):
-                digest.update(block)
-        digest.update(canonical_json([[i, self.reasons[i]] for i in sorted(self.reasons)]))
-        return digest.hexdigest()
-
     def reason(self, index: int) -> str:
         """The ledger's word for why sample `index` cannot be packed ("ok" when it can)."""
         return self.reasons.get(index, STATUS_NAMES[int(self.status[index])])
 
     def usable(self) -> NDArray[Any]:
         """Tokens of the samples that can be packed."""
-        held: NDArray[Any] = np.asarray(self.tokens)[np.asarray(self.status) == STATUS_OK]
-        return held
+        return np.asarray(self.tokens)[np.asarray(self.status) == STATUS_OK]  # type: ignore[no-any-return]
 
     def unusable(self) -> dict[str, int]:
         """How many samples cannot be packed, by reason."""
@@ -147,8 +143,7 @@ class Lengths:
     @classmethod
     def load(cls, folder: str | Path) -> Lengths:
         """Open a lengths folder, memory-mapped."""
-        loaded: Lengths = extend.lookup("store", "lengths").load(folder)
-        return loaded
+        return extend.lookup("store", "lengths").load(folder)  # type: ignore[no-any-return]
 
 
 def block_digests(array: NDArray[Any]) -> Iterator[bytes]:
@@ -205,13 +200,16 @@ def canonical(name: str, values: Any, n: int | None = None) -> tuple[NDArray[Any
             f"{name} has {counted(len(array), 'entries')}, tokens has {n}", hint="one entry a sample"
         )
     low, high = _range(array)
+    fault = ""
     if low < 0:
         where = _first(array, lambda block: block < 0)
-        raise LengthError(f"{name}[{where}] is {array[where]}, expected >= 0")
-    if high >= 1 << 63:
-        raise LengthError(f"{name} holds {high}, limit is 2**63 - 1")
-    if high * len(array) >= 1 << 63 and _sum(array) >= 1 << 63:
-        raise LengthError(f"{name} sums up to {_sum(array)}, limit is 2**63 - 1: sums would not be exact")
+        fault = f"{name}[{where}] is {array[where]}, expected >= 0"
+    elif high >= 1 << 63:
+        fault = f"{name} holds {high}, limit is 2**63 - 1"
+    elif high * len(array) >= 1 << 63 and _sum(array) >= 1 << 63:
+        fault = f"{name} sums up to {_sum(array)}, limit is 2**63 - 1: sums would not be exact"
+    if fault:
+        raise LengthError(fault)
     dtype = np.dtype("<i4") if high < 1 << 31 else np.dtype("<i8")
     return _stored(array, dtype), high
 
@@ -333,7 +331,7 @@ def _checked_reasons(reasons: Mapping[int, str], status: NDArray[np.uint8]) -> d
 
 
 def _check_cost_name(name: object) -> None:
-    if not isinstance(name, str) or not name.isidentifier():
-        raise LengthError(f"cost name {name!r} is not an identifier", hint="names become file names")
-    if name in ("tokens", "status", "samples", "sq"):
-        raise LengthError(f"cost name {name!r} is taken", hint="choose another, for example 'images'")
+    named = isinstance(name, str) and name.isidentifier()
+    if not named or name in ("tokens", "status", "samples", "sq"):
+        hint = "choose another, for example 'images'" if named else "names become file names"
+        raise LengthError(f"cost name {name!r} is {'taken' if named else 'not an identifier'}", hint=hint)

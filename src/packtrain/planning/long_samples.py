@@ -15,13 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import PlanError, counted
+from ..extend import I64
 from ..packers._jit import DENSE_LIMIT, use_jit
 from ._blocks import count_costs
 from .ledger import Ledger
 from .lengths import STATUS_NAMES, Lengths
 from .spec import PlanSpec
-
-I64 = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)

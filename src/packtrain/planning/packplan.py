@@ -16,14 +16,13 @@ from numpy.typing import NDArray
 
 from .. import extend
 from ..errors import PlanError, counted
+from ..extend import I64
 from ..moved import also_named
 from .align import AlignedPlan, align
 from .balance import Balance
 from .epoch_order import EpochOrder
 from .raw_plan import Certificate, RawPlan, Sums
 from .stats import plan_stats
-
-I64 = NDArray[np.int64]
 
 
 class PackPlan(RawPlan):

@@ -6,12 +6,11 @@ import math
 import operator
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..checks import whole
+from ..extend import I64
 from ..packers.random_fit import GOLDEN, mix
 
-I64 = NDArray[np.int64]
 _ROUNDS = 8
 
 
@@ -71,5 +70,4 @@ class Permutation:
                 left = (left + mix(right ^ key) % a) % a
             else:
                 right = (right + mix(left ^ key) % b) % b
-        out: I64 = (left * b + right).astype(np.int64)
-        return out
+        return (left * b + right).astype(np.int64)

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ChecksumError, counted
+from ..extend import I64
 from ..files import canonical_json
 from ..packers._jit import use_jit
 from ._blocks import sum_packs
@@ -27,7 +28,6 @@ from .spec import PlanSpec
 # --------------------------------------------------------------------------------------------
 # Sums over packs: tokens, squared tokens, further costs. Compiled for many samples, numpy for few
 # --------------------------------------------------------------------------------------------
-I64 = NDArray[np.int64]
 
 
 def sum_over_packs(values: NDArray[Any], offsets: I64, indices: NDArray[Any]) -> tuple[I64, I64]:
@@ -182,8 +182,7 @@ class RawPlan:
         return hash(self.checksum)
 
     def _identity(self) -> tuple[object, ...]:
-        ledger = list(self.ledger)
-        return (self.checksum, ledger, self.spec, self.lengths_digest)
+        return (self.checksum, list(self.ledger), self.spec, self.lengths_digest)
 
     def __reduce__(self) -> str | tuple[Any, ...]:
         if self.folder is not None:

@@ -202,11 +202,10 @@ def _checked_limits(limits: object) -> dict[str, int]:
         raise PlanError(f"limits is {limits!r}, expected a mapping of cost name to cap")
     out: dict[str, int] = {}
     for name in sorted(limits, key=str):
-        if name in ("tokens", "samples"):
-            option = "pack_length" if name == "tokens" else "max_samples"
-            raise PlanError(f"limits holds {name!r}", hint=f"use {option}")
-        if not isinstance(name, str):
-            raise PlanError(f"limits holds the name {name!r}, expected a cost name")
+        option = {"tokens": "pack_length", "samples": "max_samples"}.get(name)
+        if option is not None or not isinstance(name, str):
+            what = f"{name!r}" if option else f"the name {name!r}, expected a cost name"
+            raise PlanError(f"limits holds {what}", hint=option and f"use {option}")
         meaning = "cap of the sum over a pack; leave it out for no limit"
         out[name] = _integer(f"limits[{name!r}]", limits[name], 0, 1 << 40, meaning)
     return out

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from ..checks import divisors
 from ..errors import PlanError, counted
+from ..extend import I64
 from ..packers._jit import kernel, use_jit
 from ._materialise import Csr, from_bins, index_dtype
 from .costs import FlopsCost
@@ -162,7 +163,6 @@ def _fill_empty(weight: Any, starts: Any, packs: Any, out: Any) -> Any:
 # --------------------------------------------------------------------------------------------
 # Steps of samples: the seeded sample order cut into steps of B, each step packed on its own into K packs
 # --------------------------------------------------------------------------------------------
-I64 = NDArray[np.int64]
 
 
 @dataclass(slots=True)

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import PlanError
+from ..extend import I64
 from ..packers import auto, bfd
 from ..packers._jit import DENSE_LIMIT, kernel, part_of, use_jit
 from ..packers._kernels import bfd_groups
@@ -27,8 +28,6 @@ from .lengths import Lengths, part_of_lengths
 from .long_samples import classify
 from .raw_plan import PackerId, sum_over_packs
 from .spec import PlanSpec
-
-I64 = NDArray[np.int64]
 
 _FILL = (999, 1000)  # a pack below 99.9 % is carried
 _SHARE = 2  # one pack in 2 at most
@@ -136,7 +135,8 @@ class WindowPacker:
         fits = joined.max_tokens < spec.pack_length + (spec.long_rule == ">")
         if not fits or spec.pack_length > DENSE_LIMIT or not use_jit(n):
             return None
-        sizes, counts = classes_of(joined.tokens)
+        sizes, counts = np.unique(joined.tokens, return_counts=True)
+        sizes = sizes.astype(np.int64)
         groups = bfd_groups(sizes, counts, spec.pack_length)
         rules = (spec.pack_length, (_FILL[0] << 20) // _FILL[1], self.max_age, 0 if last else _SHARE)
         made: tuple[I64, I64, I64] = finished_packs(*groups, joined.tokens, age, sizes, counts, *rules)
@@ -270,23 +270,6 @@ def _join(first: Lengths, second: Lengths) -> Lengths:
 # For windows of a stream, where a few hundred samples cost less than the steps between the kernels of a large
 # plan: tokens are the only limit, every sample fits a pack, no seed. The packs are those of `bfd` where they
 # meet the volume bound and are dealt in one round; else `finished_packs` says so, and only time is lost.
-@kernel
-def classes_of(tokens: Any) -> Any:  # pragma: no cover - compiled
-    """The sizes that occur, ascending, and how many samples have each (int64)."""
-    ordered = tokens.copy()
-    ordered.sort()
-    n = len(ordered)
-    sizes = np.empty(n, dtype=np.int64)
-    counts = np.zeros(n, dtype=np.int64)
-    found = 0
-    for i in range(n):
-        if i == 0 or ordered[i] != ordered[i - 1]:
-            sizes[found] = ordered[i]
-            found += 1
-        counts[found - 1] += 1
-    return sizes[:found].copy(), counts[:found].copy()
-
-
 @kernel
 def finished_packs(  # noqa: C901 - a kernel is compiled as one function
     repeat: Any, content: Any, node_size: Any, node_number: Any, node_parent: Any, tokens: Any, age: Any,

@@ -383,8 +383,7 @@ class ChunkReader:
 
     def lengths(self, number: int) -> NDArray[np.int64]:
         """Tokens of each sample of a pack, without reading them."""
-        out: NDArray[np.int64] = np.diff(self._offsets(self._batch(number), "input_ids"))
-        return out
+        return np.diff(self._offsets(self._batch(number), "input_ids"))
 
     def sample_ids(self, number: int) -> list[int | str | None]:
         """Ids of the samples of a pack, without reading them; None for a filler."""
@@ -426,12 +425,10 @@ class ChunkReader:
             raise FormatError(f"pack {place} of {self.path}: {error}", hint="make it again") from None
 
     def _ids(self, batch: Any) -> list[Any]:
-        ids: list[Any] = batch.column(0).to_pylist()
-        return ids
+        return batch.column(0).to_pylist()  # type: ignore[no-any-return]
 
     def _offsets(self, batch: Any, name: str) -> NDArray[np.int64]:
-        offsets: NDArray[np.int64] = batch.column(self._column[name]).offsets.to_numpy()
-        return offsets
+        return batch.column(self._column[name]).offsets.to_numpy()  # type: ignore[no-any-return]
 
     def _numbers(self, batch: Any, name: str) -> NDArray[Any]:
         """The numbers of all samples of a pack as a view of the map."""
