@@ -106,7 +106,11 @@ class NodeReader(IterableReader):
         """What this reader wants behind a place; returns where it would rather be fed, None at the end."""
         clock, place = time.perf_counter, -1
         begun = clock()
-        for place, sample in enumerate(self.passed(epoch, _Behind(wanted, after))):
+
+        def used(at: int) -> bool:  # wanted places behind one, and the first ones of the source
+            return at < FIRST or (at > after and wanted(at))
+
+        for place, sample in enumerate(self.passed(epoch, used)):
             if place <= after:
                 continue
             if place < FIRST:
@@ -217,16 +221,6 @@ class NodeReader(IterableReader):
         raise _Unfed(f"its process did not answer within {_START_S:.0f} s")
 
 
-class _Behind:
-    """What is used of a pass: wanted places behind one, and the first ones of the source."""
-
-    def __init__(self, wanted: Wanted, after: int) -> None:
-        self.wanted, self.after = wanted, after
-
-    def __call__(self, place: int) -> bool:
-        return place < FIRST or (place > self.after and self.wanted(place))
-
-
 class _Limited(io.BytesIO):
     def write(self, data: Any) -> int:
         if self.tell() + len(data) > _LARGEST:
@@ -280,25 +274,21 @@ def _start(folder: Path, name: str, source: bytes) -> subprocess.Popen[bytes] | 
 
     lock = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        with contextlib.suppress(FileNotFoundError, ConnectionError):
-            Client(str(folder / name), "AF_UNIX").close()
-            os.close(lock)
-            return None  # since this reader looked
-        _sweep(folder)
-    except BlockingIOError:
-        os.close(lock)
-        return None
-    except BaseException:
-        os.close(lock)  # or the next reader takes this one for a server that is about to listen
-        raise
-    command = [spawn.get_executable(), "-c", "from packtrain.packs._node_server import serve; serve()"]
-    variables = {**environment(), "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    own: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": 2, "env": variables}
-    try:  # in a session of its own: Ctrl-C is for its readers, and it ends when they have
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with contextlib.suppress(FileNotFoundError, ConnectionError):
+                Client(str(folder / name), "AF_UNIX").close()
+                return None  # since this reader looked
+            _sweep(folder)
+        except BlockingIOError:
+            return None
+        command = [spawn.get_executable(), "-c", "from packtrain.packs._node_server import serve; serve()"]
+        variables = {**environment(), "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        own: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": 2, "env": variables}
+        # in a session of its own: Ctrl-C is for its readers, and it ends when they have
         server = subprocess.Popen(command, pass_fds=[lock], start_new_session=True, **own)
     finally:
-        os.close(lock)  # the server has it until it answers
+        os.close(lock)  # the server has it until it answers; else the next reader would wait for one
     _started.append(server)
     assert server.stdin is not None  # it is a pipe
     with contextlib.suppress(OSError), server.stdin as pipe:  # it may be dead

@@ -142,9 +142,8 @@ class Run:
     @staticmethod
     def waiting(state: Mapping[str, Any]) -> set[int]:
         """The places of all samples that wait, by a state."""
-        waiting = (place for _, place in state["places"])
         planned = (place for places in state["ready"] for place in places)
-        return {*state["shuffle"], *state["flight"], *waiting, *planned}
+        return {*state["shuffle"], *state["flight"], *(place for _, place in state["places"]), *planned}
 
     def restore(self, state: Mapping[str, Any], found: Mapping[int, tuple[int, Any]]) -> None:
         """Go on where `state` stands.
@@ -161,14 +160,13 @@ class Run:
         self.window_places = array("q", (place for _, place in waiting[carried:]))
         self.packer.load_state_dict(state["packer"])
         self.left_out = dict(state["left_out"])
-        planned = [place for places in state["ready"] for place in places]
 
         def item(place: int) -> Item:
             return (place, *found[place])
 
         self.shuffle.held = [item(place) for place in state["shuffle"]]
         self._again = deque(item(place) for place in state["flight"])
-        needed = [*(place for _, place in waiting), *planned]
+        needed = [*(place for _, place in waiting), *(place for places in state["ready"] for place in places)]
         samples: dict[int, Sample] = {}
         for place, sample_id, sample in self.reading.pool.map(map(item, needed)):
             if isinstance(sample, SampleError):
@@ -223,11 +221,13 @@ class Run:
         where = where_in(self.stream.reader.source, sample_id)
         told = located(where, error.message)
         hint = error.hint or SKIPS
-        if self.stream.on_error == "raise" and error.reason == FAILED:
-            named = f"sample {sample_id} ({where})" if where else f"sample {sample_id}"
-            raise InputError(f"{named} {error.message}", hint=hint) from error
         if self.stream.on_error == "raise":
-            raise SampleError(error.reason, f"sample {sample_id}: {told}", hint=hint) from error
+            named = f"sample {sample_id} ({where})" if where else f"sample {sample_id}"
+            raise (
+                InputError(f"{named} {error.message}", hint=hint)
+                if error.reason == FAILED
+                else SampleError(error.reason, f"sample {sample_id}: {told}", hint=hint)
+            ) from error
         if self.stream.tells:
             logger.warning("sample %d left out (%s): %s", sample_id, error.reason, told)
         self._leave_out(sample_id, error.reason, told)

@@ -173,19 +173,13 @@ def joined(states: Sequence[Mapping[str, Any]], *, cyclic: bool) -> Mapping[str,
     for state in states:
         for name in ("version", "settings", "seed", "splits", "window", "buffer", "data"):
             if state.get(name) != first.get(name):
-                raise ForeignArtefactError(
-                    f"the states are of different streams: {name} {first.get(name)!r}, {state.get(name)!r}",
-                    hint="give the states that all readers saved at one step",
-                )
+                raise _unlike(f"streams: {name} {first.get(name)!r}, {state.get(name)!r}")
         done = {"done": True} if state.get("ended") is True and not every_ended else {}
         held += [{**one, **done} for one in state["held"]]
     going = {state["epoch"] for state in states if state.get("ended") is not True}
     epochs = sorted(going | {state["epoch"] for state in states if state["epoch"] < max(going, default=0)})
     if len(epochs) > 1 and not cyclic:
-        raise ForeignArtefactError(
-            f"the states are of different moments: epoch {epochs[0]}, {epochs[-1]}",
-            hint="give the states that all readers saved at one step",
-        )
+        raise _unlike(f"moments: epoch {epochs[0]}, {epochs[-1]}")
     if len({one["split"] for one in held}) != len(held):
         raise ForeignArtefactError(
             "the states hold a split twice", hint="give the state of every reader once, all saved at one step"
@@ -200,6 +194,12 @@ def joined(states: Sequence[Mapping[str, Any]], *, cyclic: bool) -> Mapping[str,
     made["epoch"] = max(state["epoch"] for state in states)
     made["held"] = sorted(held, key=lambda one: int(one["split"]))
     return made
+
+
+def _unlike(what: str) -> ForeignArtefactError:
+    return ForeignArtefactError(
+        f"the states are of different {what}", hint="give the states that all readers saved at one step"
+    )
 
 
 def of_reader(state: Mapping[str, Any], here: Reader) -> Mapping[str, Any]:
@@ -271,32 +271,25 @@ def check_moment(state: Mapping[str, Any]) -> None:
         return
     turns = [one["turn"] for one in held]
     if turns[0] - turns[-1] > 1 or any(after > before for before, after in pairwise(turns)):
-        raise ForeignArtefactError(
-            f"the states are of different moments: splits gave {min(turns)} to {max(turns)} packs, "
-            "out of turn",
-            hint="give the states that all readers saved at one step",
-        )
+        raise _unlike(f"moments: splits gave {min(turns)} to {max(turns)} packs, out of turn")
 
 
 def _check_split(one: Mapping[str, Any], packer: Any, splits: int) -> None:
     _check_parts({"done": True, **one}, _SPLIT)
-    if one.get("run", 0) is not None:
-        _check_run(one.get("run"), packer, first=one["split"], step=splits)
-        waiting = (one["run"][name] for name in ("shuffle", "flight", "places", "ready"))
-        if one.get("done") and any(map(len, waiting)):
-            raise _damaged("a split that has no further pack holds samples")
-
-
-def _check_run(run: Any, packer: Any, *, first: int, step: int) -> None:
-    """Refuse a damaged split; `first` is its first place, `step` the splits of the stream."""
+    run = one.get("run", 0)
+    if run is None:
+        return
     if not isinstance(run, Mapping) or not set(run) >= PARTS:
         raise _damaged("a part is missing")
     _check_parts(run, _RUN)
-    _check_places(run, first, step)
+    _check_places(run, one["split"], splits)
     _check_numbers(run, packer)
+    if one.get("done") and any(len(run[name]) for name in ("shuffle", "flight", "places", "ready")):
+        raise _damaged("a split that has no further pack holds samples")
 
 
 def _check_places(run: Mapping[str, Any], first: int, step: int) -> None:
+    """`first` is the first place of the split, `step` the splits of the stream."""
     packed = [place for pack in run["ready"] for place in pack]
     places = [*run["shuffle"], *run["flight"], *(place for _, place in run["places"]), *packed]
     # What was read waits in the buffer, is in flight, reached the packer, or was left out before it.

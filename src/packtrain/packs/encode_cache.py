@@ -65,9 +65,7 @@ class EncodeCache:
         one_of("media of an encode cache", media, ("uint8", "tensor"))
         if not isinstance(key, Mapping):
             raise InputError(f"key is a {type(key).__name__}, not a mapping", hint="key=template.config()")
-        self.folder = Path(folder)
-        self.packs = len(plan)
-        self.media = media
+        self.folder, self.packs, self.media = Path(folder), len(plan), media
         self._own = {"schema": _SCHEMA, "plan": plan.checksum, "key": files.digest_json(dict(key))}
         if of_media is not None:
             self._own["of_media"] = of_media

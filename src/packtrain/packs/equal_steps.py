@@ -60,8 +60,7 @@ class EqualSteps:
         exchange: Any = None,
     ) -> None:
         one_of("exhausted", exhausted, _EXHAUSTED)
-        self.packs = packs
-        self.exhausted = exhausted
+        self.packs, self.exhausted = packs, exhausted
         self.filler = filler_pack() if filler is None else filler
         self.ahead = whole("ahead", ahead, 1)
         self._exchange = _exchanged if exchange is None else exchange
@@ -201,19 +200,12 @@ def _exchanged(value: Any) -> list[Any]:
 
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return [value]
+    group = dist.group.WORLD
+    if dist.get_backend() != "gloo":  # the exchange must not wait for a GPU
+        if group not in _groups:
+            _groups.clear()  # those of an earlier launch are gone
+            _groups[group] = dist.new_group(backend="gloo")
+        group = _groups[group]
     values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value, group=_group())
+    dist.all_gather_object(values, value, group=group)
     return values
-
-
-def _group() -> Any:
-    """A gloo group of all ranks, made once: the exchange must not wait for a GPU."""
-    import torch.distributed as dist
-
-    world = dist.group.WORLD
-    if dist.get_backend() == "gloo":
-        return world
-    if world not in _groups:
-        _groups.clear()  # those of an earlier launch are gone
-        _groups[world] = dist.new_group(backend="gloo")
-    return _groups[world]

@@ -106,10 +106,10 @@ class _Exported(Dataset[Pack]):  # type: ignore[misc]
         max_skip_fraction: float | None,
     ) -> None:
         self.out, self.aligned = out, aligned
-        total = len(self.plan.indices)
-        self.skipping = Skipping(skip, ledger_file, on_error, max_skip_fraction, total)
+        packed = len(self.plan.indices)
+        self.skipping = Skipping(skip, ledger_file, on_error, max_skip_fraction, packed)
         _check_aligned(self.plan, aligned, out)
-        samples, last = len(self.plan.indices) + len(self.plan.ledger), max(self.skipping.ids, default=0)
+        samples, last = packed + len(self.plan.ledger), max(self.skipping.ids, default=0)
         if last >= samples:
             raise PlanError(
                 f"skip holds sample {last}, but the plan is of {counted(samples, 'samples')}",

@@ -179,7 +179,6 @@ class LazyShardedDataset(Dataset[Pack]):  # type: ignore[misc]
         self._view = View(directory, self._clock)
         self._order: Order | None = None
         self._cursor: Cursor | None = None
-        self._resumed = False
         self._open = OpenChunks(self._opened, cache_chunks, verify=verify)
         self._asked: Mapping[str, Any] | None = None
         self._resumed_from: Mapping[str, Any] | None = None
@@ -187,7 +186,7 @@ class LazyShardedDataset(Dataset[Pack]):  # type: ignore[misc]
         self.handed = HandedOut(
             "use ds.loader(collate, num_workers=…), or state_dict(step): behind so many micro steps"
         )
-        self._sampled = False
+        self._resumed = self._sampled = False
         self._marked = 0
 
     kind = "growing"
@@ -213,10 +212,8 @@ class LazyShardedDataset(Dataset[Pack]):  # type: ignore[misc]
         self._resumed = False
         while step != self.total_steps and self._wait_for_step(step):
             first = cursor.slot(step)
-            if all_ranks:
-                yield from range(first - self.rank, first - self.rank + self.world_size)
-            else:
-                yield first
+            own = first - self.rank
+            yield from range(own, own + self.world_size) if all_ranks else (first,)
             step += 1
 
     def __getitem__(self, index: int) -> Pack:
@@ -568,9 +565,11 @@ class LazyShardedDataset(Dataset[Pack]):  # type: ignore[misc]
             return ChunkReader(path, encode=self.encode, failed=self.skipping.failed_media)
         except FormatError:
             told = self._furthest()
-            if path.exists() or told is None:
-                raise
-            if self._grown(Order(int(told["order_world"]))).end_of(chunk) > int(told["slots"]):
+            if (
+                path.exists()
+                or told is None
+                or self._grown(Order(int(told["order_world"]))).end_of(chunk) > int(told["slots"])
+            ):
                 raise
             raise FormatError(
                 f"{path} was removed: it had been acknowledged by every run that registered",

@@ -78,7 +78,7 @@ class PackSampler(DistributedSampler[int]):  # type: ignore[misc]
         cost: Any = None,
         replan: EpochPlans | None = None,
     ) -> None:
-        rank = _rank(aligned) if rank is None else World(rank, aligned.world_size).rank
+        self.rank = _rank(aligned) if rank is None else World(rank, aligned.world_size).rank
         self.order = EpochOrder(
             aligned,
             seed=seed,
@@ -88,13 +88,11 @@ class PackSampler(DistributedSampler[int]):  # type: ignore[misc]
             cost=cost,
             replan=replan,
         )
-        self.rank = rank  # a DistributedSampler by its base: hosts that shard samplers leave it alone
+        # a DistributedSampler by its base: hosts that shard samplers leave it alone
         self.num_replicas = aligned.world_size
-        self.epoch = 0
-        self.micro_step = 0
-        self._start = 0
+        self.epoch = self.micro_step = self._start = 0
         self.handed = HandedOut("use source.loader(collate), PackLoader, or state_dict(step)")
-        if rank == 0:
+        if self.rank == 0:
             self.order.warn_of_effect()
             self.order.warn_without_effect()
 

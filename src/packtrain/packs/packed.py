@@ -67,13 +67,13 @@ def plan_rows(samples: Any, template: Any, pack_length: int | None, lengths: Any
             "PackedDataset has neither a plan nor a pack length",
             hint="PackedDataset(plan, samples, encode), or PackedDataset(samples, template, pack_length=…)",
         )
-    if isinstance(samples, str | Path | Mapping):
+    named = isinstance(samples, str | Path | Mapping)
+    if named or not (hasattr(samples, "__len__") and hasattr(samples, "__getitem__")):
         raise InputError(
-            f"a {type(samples).__name__} is no dataset", hint="packtrain.open_chats(path) opens a file"
-        )
-    if not (hasattr(samples, "__len__") and hasattr(samples, "__getitem__")):
-        raise InputError(
-            f"a {type(samples).__name__} cannot be indexed", hint="StreamingPackedDataset packs what streams"
+            f"a {type(samples).__name__} {'is no dataset' if named else 'cannot be indexed'}",
+            hint="packtrain.open_chats(path) opens a file"
+            if named
+            else "StreamingPackedDataset packs what streams",
         )
     encoder_of(template)  # refuses what is none
     why = ""
@@ -187,9 +187,7 @@ class PackedDataset(Dataset[Pack]):  # type: ignore[misc]
         self.lengths: Any = None if lengths is None else getattr(lengths, "tokens", lengths)
         self.on_error = on_error
         self.ledger_file = None if ledger_file is None else Path(ledger_file)
-        self.repeat_loss = repeat_loss
-        self.replan = replan
-        self.cache = cache
+        self.repeat_loss, self.replan, self.cache = repeat_loss, replan, cache
         self.epoch = 0
         self._cannot_plan = False  # a copy in a worker, without the plans of the epochs that follow
         self._still = False  # nobody looked yet whether the samples move

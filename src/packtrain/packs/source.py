@@ -165,7 +165,7 @@ class PlannedSource(IterableDataset[Pack]):  # type: ignore[misc]
         return 0 if self._is_own else info.id, info.num_workers
 
     def _pack(self, step: int, position: int) -> Pack:
-        pack: Pack = self.data[position]
+        pack = self[position]
         pack.slot = step * self.world_size + self.rank
         return pack
 
@@ -201,8 +201,7 @@ class PlannedSource(IterableDataset[Pack]):  # type: ignore[misc]
         """Nothing waits for it."""
 
     def peek(self, count: int) -> list[Pack]:
-        start = self.begins_at
-        steps = range(start, min(len(self), start + count))
+        steps = range(self.begins_at, min(len(self), self.begins_at + count))
         positions = self.sampler.positions(steps.start, steps.stop).tolist()
         return [self._pack(step, position) for step, position in zip(steps, positions, strict=True)]
 

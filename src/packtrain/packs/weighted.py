@@ -248,11 +248,7 @@ def _share(weight: Any) -> Fraction:
     return near if abs(near - exact) * 10**6 <= exact else exact
 
 
-class _End:
-    """The end of a source."""
-
-
-_END = _End()
+_END = object()  # the end of a source
 
 
 def _next(stream: Iterator[Any]) -> Any:

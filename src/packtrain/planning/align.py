@@ -75,9 +75,7 @@ class AlignedPlan:
 
     def __init__(self, plan: RawPlan, world_size: int, drop_last: bool, multiple: int = 1) -> None:
         self.plan: Any = plan  # a PackPlan, which stands above this file
-        self.world_size = world_size
-        self.drop_last = drop_last
-        self.multiple = multiple
+        self.world_size, self.drop_last, self.multiple = world_size, drop_last, multiple
         n, group = len(plan), world_size * multiple
         self._length = (n if drop_last else n + group - 1) // group * group
 

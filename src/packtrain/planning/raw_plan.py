@@ -141,13 +141,8 @@ class RawPlan:
             array.flags.writeable = False
         self.offsets: I64 = offsets
         self.indices: NDArray[Any] = indices
-        self.spec = spec
-        self.packer = packer
-        self.ledger = ledger
-        self.certificate = certificate
-        self.long_samples = long_samples
-        self.slots = slots
-        self.folder = folder
+        self.spec, self.packer, self.ledger, self.certificate = spec, packer, ledger, certificate
+        self.long_samples, self.slots, self.folder = long_samples, slots, folder
         self._sums_from = sums
         self._digest_from = lengths_digest
         self._stored = dict(stored or {})

@@ -66,8 +66,7 @@ class WindowPacker:
     def __init__(self, spec: PlanSpec, *, max_age: int = MAX_AGE) -> None:
         if spec.window is None:
             raise PlanError("a WindowPacker needs spec.window", hint="for example window=1000")
-        self.spec = spec
-        self.max_age = max_age
+        self.spec, self.max_age = spec, max_age
         self.windows = 0
         self._of_window: PlanSpec | None = None  # what a window without a seed is planned by
         self._ids: I64 = np.zeros(0, dtype=np.int64)

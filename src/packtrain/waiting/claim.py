@@ -206,9 +206,7 @@ class Claim:
     """
 
     def __init__(self, folder: Path, number: int, owner: Owner, threaded: bool = True) -> None:
-        self.folder = folder
-        self.number = number
-        self.owner = owner
+        self.folder, self.number, self.owner = folder, number, owner
         self.is_lost = False
         self._is_far = url_of(folder) is not None
         self.interval = _FAR_BEAT_S if self._is_far else BEAT_S
