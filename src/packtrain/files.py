@@ -82,12 +82,7 @@ def publish(path: str | Path, *, here: bool = False) -> Iterator[IO[bytes]]:
             step("write", path)
             os.fsync(handle.fileno())
             step("fsync", path)
-        if elsewhere is not None and not here:
-            elsewhere.put(temporary, path)
-            step("send", path)
-        os.replace(temporary, path)
-        step("rename", path)
-        sync_folder(path.parent)
+        _rename(temporary, path, here)
     except BaseException as error:
         if isinstance(error, OSError) and error.filename in (None, str(temporary), temporary):
             error.filename = str(path)  # a full disk does not say what it was for
@@ -276,8 +271,7 @@ def append_line(path: str | Path, line: str) -> None:
     """Append one line with a single write (safe between processes on a POSIX file system)."""
     path = Path(path)
     make_folder(path.parent)
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
-    descriptor = os.open(path, flags, 0o644)
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
         os.write(descriptor, (line.rstrip("\n") + "\n").encode("utf-8", "backslashreplace"))
         step("append", path)
@@ -348,14 +342,19 @@ def remove(path: str | Path, *, here: bool = False) -> None:
 def move(path: str | Path, target: str | Path) -> None:
     """Rename a published file to a place on the same file system, durably; replaces what is there."""
     path, target = Path(path), Path(target)
-    if elsewhere is not None:
-        elsewhere.put(path, target)
-        step("send", target)
-    os.replace(path, target)
-    step("rename", target)
-    sync_folder(target.parent)
+    _rename(path, target)
     if elsewhere is not None:
         elsewhere.remove(path)
+
+
+def _rename(made: Path, path: Path, here: bool = False) -> None:
+    """Give a finished file its name, durably; elsewhere first."""
+    if elsewhere is not None and not here:
+        elsewhere.put(made, path)
+        step("send", path)
+    os.replace(made, path)
+    step("rename", path)
+    sync_folder(path.parent)
 
 
 @contextlib.contextmanager

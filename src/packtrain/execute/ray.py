@@ -101,10 +101,9 @@ def _connect(ray: Any, address: str | None) -> bool:
     """Be connected to a cluster; True when it was done here."""
     if ray.is_initialized():
         return False
-    options: dict[str, Any] = {"address": address, "log_to_driver": False, "logging_level": "WARNING"}
     try:
         _reach(address)
-        ray.init(**options)
+        ray.init(address=address, log_to_driver=False, logging_level="WARNING")
     except (OSError, OverflowError, ValueError, RuntimeError) as error:
         raise InputError(
             f"no Ray cluster at {address or 'this machine'}: {one_line(error, 200)}",

@@ -28,7 +28,6 @@ def bfd_groups(  # noqa: C901 - a kernel is compiled as one function
     top = np.zeros((n_words >> 6) + 1, dtype=np.uint64)
     head = np.full(capacity + 1, -1, dtype=np.int64)
 
-    room_g = np.empty(1024, dtype=np.int64)
     repeat = np.empty(1024, dtype=np.int64)
     content = np.empty(1024, dtype=np.int64)
     chain = np.empty(1024, dtype=np.int64)
@@ -66,7 +65,6 @@ def bfd_groups(  # noqa: C901 - a kernel is compiled as one function
                         room = (w << 6) + BIT[(low * DE_BRUIJN) >> SIX_BITS]
 
             if n_groups + 4 > len(repeat):
-                room_g = np.concatenate((room_g, np.empty_like(room_g)))
                 repeat = np.concatenate((repeat, np.empty_like(repeat)))
                 content = np.concatenate((content, np.empty_like(content)))
                 chain = np.concatenate((chain, np.empty_like(chain)))
@@ -105,7 +103,6 @@ def bfd_groups(  # noqa: C901 - a kernel is compiled as one function
                     continue
                 rest = room - new_take[j] * size
                 repeat[n_groups] = new_repeat[j]
-                room_g[n_groups] = rest
                 content[n_groups] = base
                 if new_take[j] > 0:
                     node_size[n_nodes] = size

@@ -490,21 +490,19 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
             return  # a look ahead: it is counted and written down when it is read in earnest
         for count in counts or (self.left_out,):
             count[reason] = count.get(reason, 0) + 1
-        self._write_line(sample_id, reason, detail)
+        assert self.ledger_file is not None  # checked in __init__
+        write_row(self.ledger_file, sample_id, reason, detail)
 
     def tell_cut(self, sample_id: Any, note: str) -> None:
         """Say of a sample that is trained which of its answers truncation removed, or cut short."""
-        if self.tells and not self._told_cut:
+        if not self.tells:
+            return  # as above
+        if not self._told_cut:
             more = "" if self.ledger_file is None else f"; all of them: {self.ledger_file}"
             logger.warning("sample %s is trained without all of its answers, %s%s", sample_id, note, more)
-        self._told_cut = self.ledger_file is not None
-        if self._told_cut:
-            self._write_line(sample_id, CUT, note)
-
-    def _write_line(self, sample_id: Any, reason: str, detail: str) -> None:
-        assert self.ledger_file is not None  # checked in __init__
-        if self.tells:  # else a look ahead: it is written down when it is read in earnest
-            write_row(self.ledger_file, sample_id, reason, detail)
+        if self.ledger_file is not None:
+            self._told_cut = True
+            write_row(self.ledger_file, sample_id, CUT, note)
 
 
 def _flat(state: Any) -> list[Any]:

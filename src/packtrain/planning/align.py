@@ -73,6 +73,9 @@ class AlignedPlan:
 
     __slots__ = ("_length", "drop_last", "multiple", "plan", "world_size")
 
+    #: Whether this is the order of one epoch already (`BalancedPlan`).
+    is_balanced = False
+
     def __init__(self, plan: RawPlan, world_size: int, drop_last: bool, multiple: int = 1) -> None:
         self.plan: Any = plan  # a PackPlan, which stands above this file
         self.world_size, self.drop_last, self.multiple = world_size, drop_last, multiple
@@ -184,11 +187,6 @@ class AlignedPlan:
         """SHA-256 (hex) over (plan checksum, world_size, drop_last), and `multiple` where it is not 1."""
         return view_checksum(self.plan, self.world_size, self.drop_last, self.multiple)
 
-    @property
-    def is_balanced(self) -> bool:
-        """Whether this is the order of one epoch already (`BalancedPlan`)."""
-        return False
-
     def check_epoch(self, epoch: int) -> None:
         """Refuse an epoch whose order this is not."""
 
@@ -294,6 +292,8 @@ class BalancedPlan(_GroupedPlan):
 
     __slots__ = ("_order", "base", "epoch", "seed", "settings")
 
+    is_balanced = True
+
     def __init__(self, base: AlignedPlan, settings: Balance, seed: int | None, epoch: int) -> None:
         super().__init__(base.plan, base.world_size, base.drop_last, base.multiple)
         self._length = len(base)
@@ -314,10 +314,6 @@ class BalancedPlan(_GroupedPlan):
         first, last = int(positions.min()) // self.together, int(positions.max()) // self.together
         group = self.base.pack_ids_at(self.base_positions(first, last + 1))
         return group[positions - first * self.together]
-
-    @property
-    def is_balanced(self) -> bool:
-        return True
 
     def check_epoch(self, epoch: int) -> None:
         if self.seed is not None and self.epoch != epoch:

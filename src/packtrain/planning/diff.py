@@ -52,13 +52,12 @@ class PlanDiff:
 
     def to_dict(self, ids: int = 10) -> dict[str, Any]:
         """Plain JSON values; of every list of ids its length and the first `ids` of them."""
-        out: dict[str, Any] = {}
-        for name, value in asdict(self).items():
-            if isinstance(value, np.ndarray):
-                out[name] = {"count": len(value), "first": value[:ids].tolist()}
-            else:
-                out[name] = value
-        return out
+        return {
+            name: {"count": len(value), "first": value[:ids].tolist()}
+            if isinstance(value, np.ndarray)
+            else value
+            for name, value in asdict(self).items()
+        }
 
 
 def diff_plans(first: PackPlan, second: PackPlan, lengths: tuple[Lengths, Lengths] | None = None) -> PlanDiff:

@@ -167,11 +167,11 @@ def _count(costs: NDArray[Any], largest: int, cap: int, ledger: Ledger) -> Class
     single_slots = sum(a * b for a, b in zip(values[above].tolist(), number[above].tolist(), strict=True))
     inside = (values > 0) & ~above
     sizes, counts = values[inside], number[inside].astype(np.int64)
+    keys, top = costs, min(cap, largest)
     if sparse:
-        keys = np.searchsorted(sizes, costs).astype(np.int64) + 1
+        keys, top = np.searchsorted(sizes, costs).astype(np.int64) + 1, len(sizes)
         keys[np.asarray(costs) == 0] = 0
-        return Classes(keys, len(sizes), sizes, counts, True, singles, single_slots, ledger)
-    return Classes(costs, min(cap, largest), sizes, counts, False, singles, single_slots, ledger)
+    return Classes(keys, top, sizes, counts, sparse, singles, single_slots, ledger)
 
 
 def _rounded(value: int, multiple: int) -> int:

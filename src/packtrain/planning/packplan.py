@@ -115,8 +115,7 @@ class PackPlan(RawPlan):
     @classmethod
     def load(cls, folder: str | Path) -> PackPlan:
         """Open a plan folder, memory-mapped. Header and sizes are checked, bytes are not hashed."""
-        loaded: PackPlan = extend.lookup("store", "plans").load(folder)
-        return loaded
+        return extend.lookup("store", "plans").load(folder)  # type: ignore[no-any-return]
 
 
 def _as_mask(packs: Any, n: int) -> NDArray[np.bool_]:

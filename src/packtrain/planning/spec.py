@@ -107,8 +107,7 @@ class PlanSpec:
 
     def _check_effects(self) -> None:
         if self.samples_per_step is None:
-            given = {"packs_multiple": 1, "packs_per_step": None, "last_step": "keep"}
-            for name, default in given.items():
+            for name, default in (("packs_multiple", 1), ("packs_per_step", None), ("last_step", "keep")):
                 without_effect(self, name, default, "without samples_per_step")
         else:
             self._check_steps()
@@ -116,9 +115,11 @@ class PlanSpec:
         known = getattr(module, "OPTIONS", {})
         for name in self.packer_options:
             if name not in known:
-                if known:
-                    raise UnknownNameError(f"option of packer {self.packer}", str(name), known)
-                raise InputError(f"packer {self.packer!r} has no options", hint="leave packer_options out")
+                raise (
+                    UnknownNameError(f"option of packer {self.packer}", str(name), known)
+                    if known
+                    else InputError(f"packer {self.packer!r} has no options", hint="leave packer_options out")
+                )
         if self.packer_options:
             module.check_options(self.packer_options)
         if (self.limits or self.max_samples is not None) and not getattr(module, "LIMITS", False):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import heapq
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -165,10 +166,9 @@ def key_counts(paths: Sequence[Path]) -> dict[str, int]:
 
 
 def _summed(many: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     for held in many:
-        for name, count in held.items():
-            counts[name] = counts.get(name, 0) + count
+        counts.update(held)
     return dict(sorted(counts.items()))
 
 

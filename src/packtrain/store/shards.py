@@ -90,12 +90,13 @@ def export_of(out: Path) -> dict[str, Any]:
     """
     path = hidden(out, EXPORT)
     if not path.is_file():
-        if is_export(out):
-            raise FormatError(
-                f"{out} is an unfinished export",
-                hint="run the same command again; after a share of it: packtrain merge OUT",
-            )
-        raise FormatError(f"{out} holds no export", hint="name the OUT of packtrain export")
+        begun = is_export(out)
+        raise FormatError(
+            f"{out} {'is an unfinished' if begun else 'holds no'} export",
+            hint="run the same command again; after a share of it: packtrain merge OUT"
+            if begun
+            else "name the OUT of packtrain export",
+        )
     return check_seal(path.parent, path.name, SCHEMA_EXPORT)
 
 
@@ -173,13 +174,9 @@ def strays(out: Path, format: str, listed: Container[str] | None = None) -> list
     if known_as is None:
         return []
     taken, ours = known_as
-    found = []
-    for path in [Path(out) / name for name in entries(out)]:
-        name = path.name
-        known = ours.fullmatch(name) is not None if listed is None else name in listed
-        if not name.startswith(".") and not known and taken.fullmatch(name) and not path.is_dir():
-            found.append(name)
-    return sorted(found)
+    names = [name for name in entries(out) if taken.fullmatch(name) and not name.startswith(".")]
+    known = ours.fullmatch if listed is None else listed.__contains__
+    return sorted(name for name in names if not known(name) and not (Path(out) / name).is_dir())
 
 
 # --------------------------------------------------------------------------------------------
@@ -351,8 +348,7 @@ class PackFiles:
                     f"{self.out / key}.json was cut or edited: {len(record):,} bytes, exported were others",
                     hint="copy it again, or export again",
                 )
-            media = json.loads(record)["packtrain"]["media"]
-            names = [one["member"] for held in media for one in held]
+            names = [one["member"] for held in json.loads(record)[MEMBER]["media"] for one in held]
             return {name: _bytes(self.out / f"{key}.{name}") for name in names} | {"json": record}
 
 

@@ -57,8 +57,7 @@ class Watch:
     def quiet(self, value: object) -> float:
         """Seconds since `value` was first seen as it is now."""
         if value != self._value:
-            self._value = value
-            self._since = self._clock.now()
+            self._value, self._since = value, self._clock.now()
             self.changes += 1
         return self._clock.now() - self._since
 
