@@ -95,8 +95,7 @@ class PacktrainError(Exception):
     def at(self, where: str) -> Self:
         """The same fault, told with its place."""
         message = f"{where}: {self.message}"
-        made = _rebuild(type(self), message, {**self.__dict__, "message": message})
-        return cast("Self", made)
+        return cast("Self", _rebuild(type(self), message, {**self.__dict__, "message": message}))
 
     def __reduce__(self) -> tuple[object, ...]:
         """Errors travel between processes with their hint and fields."""

@@ -299,13 +299,11 @@ def assign(order: I64, patterns: Any, ids: I64) -> I64:
     repeat, offsets, kind, number = patterns
     group = np.repeat(np.arange(len(repeat), dtype=np.int64), repeat)
     items = np.diff(offsets)[group]
-    n_items = int(items.sum())
-    within = np.arange(n_items, dtype=np.int64) - np.repeat(np.cumsum(items) - items, items)
+    within = np.arange(int(items.sum()), dtype=np.int64) - np.repeat(np.cumsum(items) - items, items)
     item = np.repeat(offsets[group], items) + within
     pack = np.repeat(np.arange(len(group), dtype=np.int64), items)
-    taken = number[item]
-    kind_of_place = np.repeat(order[kind[item]], taken)
-    pack_of_place = np.repeat(pack, taken)
+    kind_of_place = np.repeat(order[kind[item]], number[item])
+    pack_of_place = np.repeat(pack, number[item])
     bins = np.empty(len(ids), dtype=np.int64)
     bins[ids] = pack_of_place[np.argsort(kind_of_place, kind="stable")]
     return bins

@@ -134,14 +134,11 @@ def _deal(patterns: Patterns, item_key: I64, rounds: int) -> I64:
     round_of = np.minimum(-(-wanted // repeat[group]), rounds)
     group = group[np.argsort(round_of, kind="stable")]  # raw pack number -> group
     items = np.diff(patterns.offsets)[group]
-    first = patterns.offsets[group]
-    n_items = int(items.sum())
-    within = np.arange(n_items, dtype=np.int64) - np.repeat(np.cumsum(items) - items, items)
-    item = np.repeat(first, items) + within
+    within = np.arange(int(items.sum()), dtype=np.int64) - np.repeat(np.cumsum(items) - items, items)
+    item = np.repeat(patterns.offsets[group], items) + within
     pack = np.repeat(np.arange(len(group), dtype=np.int64), items)
     key = np.repeat(item_key[item], patterns.number[item])
-    pack = np.repeat(pack, patterns.number[item])
-    return pack[np.argsort(key, kind="stable")]
+    return np.repeat(pack, patterns.number[item])[np.argsort(key, kind="stable")]
 
 
 # --------------------------------------------------------------------------------------------

@@ -130,13 +130,12 @@ class EpochOrder:
     ) -> None:
         whole("grad_accum", grad_accum, 1, 1 << 31)
         whole("seed", seed, 0)
-        if aligned.is_balanced and balance is not None:
-            raise InputError("the plan is balanced already", hint="balance plan.align(world_size)")
-        if aligned.is_balanced and shuffle:
-            raise InputError(
-                "the plan is balanced for one epoch, and shuffle=True would undo it",
-                hint="use shuffle=False, or PackSampler(plan.align(world_size), balance=…)",
-            )
+        if aligned.is_balanced and (shuffle or balance is not None):
+            why, hint = "already", "balance plan.align(world_size)"
+            if balance is None:
+                why = "for one epoch, and shuffle=True would undo it"
+                hint = "use shuffle=False, or PackSampler(plan.align(world_size), balance=…)"
+            raise InputError(f"the plan is balanced {why}", hint=hint)
         if cost is not None and (balance is None or isinstance(balance, Balance)):
             logger.warning(
                 "cost has no effect without a balance mode, and beside a Balance, which has its own"
@@ -162,13 +161,15 @@ class EpochOrder:
                 hint="give both the same",
             )
         block, ranks = self.aligned.block, self.aligned.world_size
-        if block > 1 and balance.mode != "step":
-            why = f"mode {balance.mode!r} would mix the samples of the steps this plan was made by"
-            raise PlanError(why, hint="use mode='step'")
-        if block > 1 and block != self.width:
+        if block == 1 or (balance.mode == "step" and block == self.width):
+            return
+        why = f"mode {balance.mode!r} would mix the samples of the steps this plan was made by"
+        hint = "use mode='step'"
+        if balance.mode == "step":
             has = f"{counted(block, 'packs')} for {counted(ranks, 'ranks')}"
             why = f"grad_accum is {self.grad_accum}, but a step of this plan has {has}"
-            raise PlanError(why, hint=f"use grad_accum={block // ranks}")
+            hint = f"use grad_accum={block // ranks}"
+        raise PlanError(why, hint=hint)
 
     def _check_replan(self, replan: PlansOfEpochs) -> None:
         plan = self.aligned.plan

@@ -31,9 +31,7 @@ _STATE = 1
 def epoch_seed(seed: int | None, epoch: int) -> int | None:
     """Seed of an epoch's plan: the plan's own in epoch 0, then one derived from both (64 bits)."""
     whole("epoch", epoch, 0, error=PlanError)
-    if epoch == 0:
-        return seed
-    return mix64(mix64(seed64(0 if seed is None else seed)) ^ seed64(epoch))
+    return seed if epoch == 0 else mix64(mix64(seed64(seed or 0)) ^ seed64(epoch))
 
 
 def replan(base: PackPlan, lengths: Any, epoch: int) -> PackPlan:

@@ -218,8 +218,7 @@ def plan_steps(lengths: Lengths, classes: Classes, spec: PlanSpec) -> tuple[Csr,
     alone_cost = steps.need[:: len(steps.caps)][steps.alone]
     slots = int(np.maximum(alone_cost, spec.pack_length).sum())
     classes = replace(classes, singles=int(steps.alone.sum()), single_slots=slots)
-    bound = int(np.minimum(least, steps.sizes).sum())
-    return csr, replace(spec, packs_per_step=packs), classes, bound
+    return csr, replace(spec, packs_per_step=packs), classes, int(np.minimum(least, steps.sizes).sum())
 
 
 def _steps(ids: I64, batch: int, lengths: Lengths, classes: Classes, spec: PlanSpec) -> _Steps:
@@ -233,10 +232,8 @@ def _steps(ids: I64, batch: int, lengths: Lengths, classes: Classes, spec: PlanS
     weight = np.maximum(weight >> max(0, spare), 1)
     order = np.concatenate([_inside(ids, weight, alone, a, b, batch) for a, b in _stretches(len(ids), batch)])
     ids, cost, weight, alone = ids[order], cost[order], weight[order], alone[order]
-    needs, caps = [cost], [spec.pack_length]
-    for name, cap in spec.limits.items():
-        needs.append(np.asarray(lengths.costs[name])[ids].astype(np.int64))
-        caps.append(cap)
+    needs, caps = [cost], [spec.pack_length, *spec.limits.values()]
+    needs += [np.asarray(lengths.costs[name])[ids].astype(np.int64) for name in spec.limits]
     if spec.max_samples is not None:
         needs.append(np.ones(len(ids), dtype=np.int64))
         caps.append(spec.max_samples)

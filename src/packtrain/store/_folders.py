@@ -164,13 +164,10 @@ def refuse_other_kind(folder: str | Path, marker: str, own: Iterable[str] = ()) 
         ForeignArtefactError: the marker of another kind is there, or files that are of none.
     """
     folder = Path(folder)
-    if folder.is_file():
-        raise ForeignArtefactError(f"{folder} is a file, not a folder", hint="choose another folder")
-    for other in _KINDS:
-        if other != marker and (folder / other).is_file():
-            raise ForeignArtefactError(
-                f"{folder} holds {other}: it is the folder of another artefact", hint="choose another folder"
-            )
+    other = next((one for one in _KINDS if one != marker and (folder / one).is_file()), None)
+    if folder.is_file() or other is not None:
+        what = f"holds {other}: it is the folder of another artefact" if other else "is a file, not a folder"
+        raise ForeignArtefactError(f"{folder} {what}", hint="choose another folder")
     if not folder.is_dir() or _is_ours(folder, marker):
         return
     names = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
