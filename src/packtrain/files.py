@@ -515,12 +515,10 @@ def reading(path: str | Path, what: str, hint: str | None = "make it again") -> 
         raise FormatError(f"{error.filename or path} is missing", hint=hint) from None
     except (PacktrainError, OSError, ImportError):
         raise
-    except KeyError as error:
-        raise FormatError(f"{path} is not {what}: it lacks {error}", hint=hint) from None
-    except RecursionError:
-        raise FormatError(f"{path} is not {what}: nested too deeply", hint=hint) from None
     except Exception as error:  # wrong types, numbers without measure, damaged arrays and archives
         said = one_line(error, 160) or type(error).__name__
+        if isinstance(error, KeyError | RecursionError):
+            said = f"it lacks {error}" if isinstance(error, KeyError) else "nested too deeply"
         raise FormatError(f"{path} is not {what}: {said}", hint=hint) from None
 
 

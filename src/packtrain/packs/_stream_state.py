@@ -17,7 +17,7 @@ from __future__ import annotations
 import binascii
 import zlib
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from typing import Any
@@ -244,21 +244,8 @@ def check_held(state: Mapping[str, Any], new_packer: Callable[[int], Any], *, cy
     Raises:
         ForeignArtefactError: says which part.
     """
-    _check_parts(state, _STATE)
-    splits, held, reader = state["splits"], state["held"], state["reader"]
-    readers, numbers = reader[0] * reader[2], [one.get("split") for one in held]
-    there = f"{counted(len(held), 'splits')} of {splits} are there for one of {counted(readers, 'readers')}"
-    unlike = not _are_counts(numbers) or len(set(numbers)) != len(numbers) or max(numbers) >= splits
-    _refuse_first(
-        {
-            there: len(held) * readers != splits,
-            "held names a split twice, or one that the stream has not": unlike,
-        }
-    )
-    for one in held:
-        _check_split(one, new_packer(state["window"]), splits)
-    if not cyclic and len({one["epoch"] for one in held}) > 1:
-        raise _damaged("its splits are in different epochs")
+    for fault in _faults(state, new_packer, cyclic):
+        raise _damaged(fault)
 
 
 def check_moment(state: Mapping[str, Any]) -> None:
@@ -274,43 +261,57 @@ def check_moment(state: Mapping[str, Any]) -> None:
         raise _unlike(f"moments: splits gave {min(turns)} to {max(turns)} packs, out of turn")
 
 
-def _check_split(one: Mapping[str, Any], packer: Any, splits: int) -> None:
-    _check_parts({"done": True, **one}, _SPLIT)
+# What is wrong with a state, one by one; what follows a fault may not be computable any more.
+def _faults(state: Mapping[str, Any], new_packer: Callable[[int], Any], cyclic: bool) -> Iterator[str]:
+    yield from _odd_parts(state, _STATE)
+    splits, held, reader = state["splits"], state["held"], state["reader"]
+    readers, numbers = reader[0] * reader[2], [one.get("split") for one in held]
+    if len(held) * readers != splits:
+        told = counted(readers, "readers")
+        yield f"{counted(len(held), 'splits')} of {splits} are there for one of {told}"
+    if not _are_counts(numbers) or len(set(numbers)) != len(numbers) or max(numbers) >= splits:
+        yield "held names a split twice, or one that the stream has not"
+    for one in held:
+        yield from _of_split(one, new_packer(state["window"]), splits)
+    if not cyclic and len({one["epoch"] for one in held}) > 1:
+        yield "its splits are in different epochs"
+
+
+def _of_split(one: Mapping[str, Any], packer: Any, splits: int) -> Iterator[str]:
+    yield from _odd_parts({"done": True, **one}, _SPLIT)
     run = one.get("run", 0)
     if run is None:
         return
     if not isinstance(run, Mapping) or not set(run) >= PARTS:
-        raise _damaged("a part is missing")
-    _check_parts(run, _RUN)
-    _check_places(run, one["split"], splits)
-    _check_numbers(run, packer)
+        yield "a part is missing"
+    yield from _odd_parts(run, _RUN)
+    yield from _of_places(run, one["split"], splits)
+    yield from _of_numbers(run, packer)
     if one.get("done") and any(len(run[name]) for name in ("shuffle", "flight", "places", "ready")):
-        raise _damaged("a split that has no further pack holds samples")
+        yield "a split that has no further pack holds samples"
 
 
-def _check_places(run: Mapping[str, Any], first: int, step: int) -> None:
+def _of_places(run: Mapping[str, Any], first: int, step: int) -> Iterator[str]:
     """`first` is the first place of the split, `step` the splits of the stream."""
     packed = [place for pack in run["ready"] for place in pack]
     places = [*run["shuffle"], *run["flight"], *(place for _, place in run["places"]), *packed]
     # What was read waits in the buffer, is in flight, reached the packer, or was left out before it.
     before = run["read"] - len(run["shuffle"]) - len(run["flight"]) - run["count"]
-    read, end = counted(run["read"], "samples"), run["next_place"]
-    _refuse_first(
-        {
-            f"{read} read do not end before place {end}": end != first + run["read"] * step,
-            "a sample is held twice": len(set(places)) != len(places),
-            "a sample is held that this split has not read": any(
-                place >= end or place % step != first % step for place in places
-            ),
-            "the counts of samples do not add up": not 0 <= before <= sum(run["left_out"].values()),
-        }
-    )
+    end = run["next_place"]
+    if end != first + run["read"] * step:
+        yield f"{counted(run['read'], 'samples')} read do not end before place {end}"
+    if len(set(places)) != len(places):
+        yield "a sample is held twice"
+    if any(place >= end or place % step != first % step for place in places):
+        yield "a sample is held that this split has not read"
+    if not 0 <= before <= sum(run["left_out"].values()):
+        yield "the counts of samples do not add up"
 
 
-def _check_numbers(run: Mapping[str, Any], packer: Any) -> None:
+def _of_numbers(run: Mapping[str, Any], packer: Any) -> Iterator[str]:
     held = run["packer"]
     if not isinstance(held, Mapping) or not _is_even(held):
-        raise _damaged("the packer's part holds something else than counts, as many of each")
+        yield "the packer's part holds something else than counts, as many of each"
     try:
         packer.load_state_dict(held)
         same = packer.state_dict() == held
@@ -320,25 +321,16 @@ def _check_numbers(run: Mapping[str, Any], packer: Any) -> None:
     windows, part = getattr(packer, "after", packer), held.get("after", held)
     waits = isinstance(windows, WindowPacker) and bool(part["ids"])
     numbers = [number for number, _ in run["places"]]
-    every = sorted([*run["window"], *waiting])
-    last = range(run["count"] - len(run["window"]), run["count"])
-    _refuse_first(
-        {
-            "what waits was counted by other limits": waits
-            and part["costs"].keys() != windows.spec.limits.keys(),
-            "the packer's part is not what a packer says": not same or len(held["tokens"]) != len(waiting),
-            "samples that wait have no place": every != sorted(numbers) or len(set(numbers)) != len(numbers),
-            "a sample waits that did not reach the packer": any(n >= run["count"] for n in numbers),
-            "the window does not hold the samples that reached the packer last": list(run["window"])
-            != list(last),
-        }
-    )
-
-
-def _refuse_first(faults: Mapping[str, bool]) -> None:
-    for what, wrong in faults.items():
-        if wrong:
-            raise _damaged(what)
+    if waits and part["costs"].keys() != windows.spec.limits.keys():
+        yield "what waits was counted by other limits"
+    if not same or len(held["tokens"]) != len(waiting):
+        yield "the packer's part is not what a packer says"
+    if sorted([*run["window"], *waiting]) != sorted(numbers) or len(set(numbers)) != len(numbers):
+        yield "samples that wait have no place"
+    if any(n >= run["count"] for n in numbers):
+        yield "a sample waits that did not reach the packer"
+    if list(run["window"]) != list(range(run["count"] - len(run["window"]), run["count"])):
+        yield "the window does not hold the samples that reached the packer last"
 
 
 def _is_even(held: Mapping[str, Any]) -> bool:
@@ -357,10 +349,10 @@ def _is_even(held: Mapping[str, Any]) -> bool:
     )
 
 
-def _check_parts(held: Mapping[str, Any], parts: Mapping[str, Callable[[Any], bool]]) -> None:
+def _odd_parts(held: Mapping[str, Any], parts: Mapping[str, Callable[[Any], bool]]) -> Iterator[str]:
     for name, fits in parts.items():
         if not fits(held.get(name)):
-            raise _damaged(f"{name} is {str(held.get(name))[:60]!r}")
+            yield f"{name} is {str(held.get(name))[:60]!r}"
 
 
 def _is_count(value: Any) -> bool:

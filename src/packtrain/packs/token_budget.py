@@ -524,13 +524,12 @@ def _check_stream(drop_last: bool, ledger_file: Any, balance: str | None, grad_a
 def _warm_up(budget: int, steps: int, tokens: int | None, ratio: float, train_steps: int | None) -> WarmUp:
     if ratio:
         number("warmup_ratio", ratio, 0, 1, without=(0,))
-        if steps:
-            raise InputError("warmup_steps and warmup_ratio both say how long", hint="keep one of them")
-        if train_steps is None:
-            raise InputError(
-                "warmup_ratio is a share of the run, and nobody says how long that is",
-                hint="give train_steps (batches of the run on a rank), or warmup_steps",
-            )
+        if steps or train_steps is None:
+            why, hint = "warmup_steps and warmup_ratio both say how long", "keep one of them"
+            if not steps:
+                why = "warmup_ratio is a share of the run, and nobody says how long that is"
+                hint = "give train_steps (batches of the run on a rank), or warmup_steps"
+            raise InputError(why, hint=hint)
         steps = math.ceil(ratio * whole("train_steps", train_steps, 1))
         tokens = min(_FIRST_TOKENS, budget) if tokens is None else tokens
     steps = whole("warmup_steps", steps, 0)
