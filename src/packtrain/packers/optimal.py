@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import MissingExtraError
+from ..errors import optional
 from ..extend import I64, PackProblem, Patterns
 from . import auto, bfd, refine
 from ._bounds import best_bound
@@ -104,10 +104,7 @@ def _generate(problem: PackProblem, start: Patterns) -> tuple[Patterns, int, int
 
 def _quiet_solver() -> tuple[Any, float]:
     """A HiGHS that prints nothing, not even its banner (printed while callbacks are set up), and infinity."""
-    try:
-        import highspy
-    except ImportError:
-        raise MissingExtraError("highspy", "optimal") from None
+    highspy = optional("highspy", "highspy", "optimal")
 
     class Quiet(highspy.Highs):  # type: ignore[misc]
         def enableCallbacks(self) -> Any:

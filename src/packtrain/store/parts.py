@@ -13,7 +13,6 @@ import heapq
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -117,17 +116,11 @@ def finished(folder: Path, start: int = 0) -> list[Path]:
     return found
 
 
-@dataclass(kw_only=True)
-class Whole:
-    """Joined arrays of contiguous parts: int32 where every value is below 2**31, read-only."""
+def read_arrays(paths: Sequence[Path]) -> Part:
+    """The arrays of contiguous parts, joined: int32 where every value is below 2**31, read-only.
 
-    tokens: NDArray[Any]
-    status: NDArray[np.uint8]
-    costs: dict[str, NDArray[Any]]
-
-
-def read_arrays(paths: Sequence[Path]) -> Whole:
-    """The arrays of contiguous parts, joined. A cost that a part does not know counts 0 there."""
+    A cost that a part does not know counts 0 there.
+    """
     start, stop = (_edges(paths[0])[0], _edges(paths[-1])[1]) if paths else (0, 0)
     tokens: NDArray[Any] = np.zeros(stop - start, np.int32)
     status = np.zeros(stop - start, np.uint8)
@@ -143,7 +136,8 @@ def read_arrays(paths: Sequence[Path]) -> Whole:
                 costs[name[5:]] = _filled(held, place, stored[name])
     for array in (tokens, status, *costs.values()):
         array.flags.writeable = False
-    return Whole(tokens=tokens, status=status, costs={name: costs[name] for name in sorted(costs)})
+    ordered = {name: costs[name] for name in sorted(costs)}
+    return Part(start=start, stop=stop, tokens=tokens, status=status, costs=ordered)
 
 
 def reason_rows(paths: Sequence[Path]) -> Iterator[Reason]:
