@@ -57,11 +57,6 @@ class Cursor:
         """Slots that all ranks together have used."""
         return self.start + self.step * self.world_size
 
-    @property
-    def reads_own(self) -> bool:
-        """Does this launch deal chunks as the order does?"""
-        return self.world_size == self.order_world and self.start % self.world_size == 0
-
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "slots": self.slots}
 
@@ -154,7 +149,8 @@ def mark_completed(
     Returns:
         (chunk to begin with next time, numbers that were marked now)
     """
-    own = cursor.reads_own
+    # does this launch deal chunks as the order does?
+    own = cursor.world_size == cursor.order_world and cursor.start % cursor.world_size == 0
     if not own:  # ranks read chunks of each other: a chunk is used up when all are past it
         least = acknowledged(marks, str((view.stream or {})["stream"]))
         slots = 0 if least is None else min(slots, int(least["slots"]))

@@ -261,8 +261,8 @@ def check_moment(state: Mapping[str, Any]) -> None:
         raise _unlike(f"moments: splits gave {min(turns)} to {max(turns)} packs, out of turn")
 
 
-# What is wrong with a state, one by one; what follows a fault may not be computable any more.
 def _faults(state: Mapping[str, Any], new_packer: Callable[[int], Any], cyclic: bool) -> Iterator[str]:
+    """What is wrong with a state, one by one; what follows a fault may not be computable any more."""
     yield from _odd_parts(state, _STATE)
     splits, held, reader = state["splits"], state["held"], state["reader"]
     readers, numbers = reader[0] * reader[2], [one.get("split") for one in held]

@@ -80,7 +80,7 @@ def load(folder: str | Path) -> PackPlan:
     folder = opened(folder).absolute()
     marker = _folders.read_marker(folder, MARKER, SCHEMA)
     with files.reading(folder / MARKER, "a plan's marker", "make the plan again"):
-        shape = int(marker["packs"]), int(marker["samples"])
+        packs, samples = int(marker["packs"]), int(marker["samples"])
         stored = {name: dict(marker[name]) for name in ("blocks", "stats")}
         arrays = {
             stem: _folders.open_array(folder, stem, marker["arrays"][stem]) for stem in marker["arrays"]
@@ -101,7 +101,13 @@ def load(folder: str | Path) -> PackPlan:
             stored={"checksum": str(marker["checksum"]), **stored},
             folder=folder,
         )
-        _check_shape(folder, plan, *shape)
+        ends = (int(plan.offsets[0]), int(plan.offsets[-1])) if len(plan.offsets) else (-1, -1)
+        if len(plan) != packs or len(plan.indices) != samples or ends != (0, samples):
+            raise FormatError(
+                f"{folder}: offsets {ends} and {counted(len(plan), 'packs')} do not "
+                f"fit {counted(packs, 'packs')} of {counted(samples, 'samples')}",
+                hint="the files belong to different plans; make the plan again",
+            )
     return plan
 
 
@@ -142,16 +148,6 @@ def _arrays(plan: PackPlan) -> dict[str, NDArray[Any]]:
     sums = {"tokens": plan.pack_tokens, "sq": plan.pack_sq, **plan.pack_costs}
     whole = {"offsets": plan.offsets, "indices": plan.indices, "ledger": rows}
     return {**whole, **{f"pack_{name}": array for name, array in sums.items()}}
-
-
-def _check_shape(folder: Path, plan: PackPlan, packs: int, samples: int) -> None:
-    ends = (int(plan.offsets[0]), int(plan.offsets[-1])) if len(plan.offsets) else (-1, -1)
-    if len(plan) != packs or len(plan.indices) != samples or ends != (0, samples):
-        raise FormatError(
-            f"{folder}: offsets {ends} and {counted(len(plan), 'packs')} do not "
-            f"fit {counted(packs, 'packs')} of {counted(samples, 'samples')}",
-            hint="the files belong to different plans; make the plan again",
-        )
 
 
 def _said(spec: Mapping[str, Any], key: str) -> str:
