@@ -43,7 +43,6 @@ OPTIONS: dict[str, Any] = {"max_items": None, "phases": None}
 
 _FULL_ENOUGH = 0.95
 _PARTS = 1_000_000  # shares of a pack are compared in whole numbers
-_KNOBS = ("seeds", "min_items", "max_items", "min_fill")
 _SEEDS = ("half", "largest")
 _NAMED_SEEDS = ("top", "range", "lengths", "above")
 #: What takes the place of phases that are not given, by their names.
@@ -67,7 +66,7 @@ def check_options(options: Mapping[str, Any]) -> None:
         raise InputError("phases of packer diverse are no list of mappings", hint="[{seeds: half}, …]")
     for phase in phases:
         for name in phase:
-            one_of("knob of a phase", name, _KNOBS)
+            one_of("knob of a phase", name, ("seeds", "min_items", "max_items", "min_fill"))
         _at_least_1(phase, "min_items", "max_items")
         number("min_fill", phase.get("min_fill", 0.0), 0, 1, hint="a share of a pack")
         seeds = phase.get("seeds", "largest")

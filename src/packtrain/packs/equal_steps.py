@@ -29,7 +29,6 @@ from ..errors import ForeignArtefactError, InputError, PacktrainError, counted, 
 
 logger = logging.getLogger(__name__)
 
-_EXHAUSTED = ("fill", "first")
 
 _STATE = 1
 
@@ -59,7 +58,7 @@ class EqualSteps:
         ahead: int = 8,
         exchange: Any = None,
     ) -> None:
-        one_of("exhausted", exhausted, _EXHAUSTED)
+        one_of("exhausted", exhausted, ("fill", "first"))
         self.packs, self.exhausted = packs, exhausted
         self.filler = filler_pack() if filler is None else filler
         self.ahead = whole("ahead", ahead, 1)

@@ -89,7 +89,6 @@ class SlotStream(IterableDataset[Pack]):  # type: ignore[misc]
 # --------------------------------------------------------------------------------------------
 # LazyShardedDataset: packs out of a directory that may still grow, each rank from its own chunks
 # --------------------------------------------------------------------------------------------
-_STARTS = ("acknowledged", "beginning")
 
 
 class LengthUnknownError(InputError, TypeError):
@@ -157,7 +156,7 @@ class LazyShardedDataset(Dataset[Pack]):  # type: ignore[misc]
         max_skip_fraction: float | None = None,
     ) -> None:
         if start is not None:
-            one_of("start", start, _STARTS)
+            one_of("start", start, ("acknowledged", "beginning"))
         if total_steps is not None:
             whole("total_steps", total_steps, 1)
         directory = Path(place_of(directory))

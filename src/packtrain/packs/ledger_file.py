@@ -26,13 +26,10 @@ _FEW = 100  # samples read before a share of them counts
 #: What to do about a sample that stops a run.
 SKIPS = "on_error='skip' leaves such samples out, into the ledger"
 
-#: What becomes of a sample that cannot be used, in every kind of data.
-_POLICIES = ("raise", "skip", "zero")
-
 
 def check_policy(on_error: Any, max_skip_fraction: Any, ledger_file: Any) -> None:
     """Refuse a policy that does not exist, and one that would lose samples without a word."""
-    one_of("on_error", on_error, _POLICIES)
+    one_of("on_error", on_error, ("raise", "skip", "zero"))
     if max_skip_fraction is not None:
         number("max_skip_fraction", max_skip_fraction, 0, 1, without=(1,))
     if on_error == "raise" and max_skip_fraction is not None:

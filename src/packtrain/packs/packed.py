@@ -113,7 +113,6 @@ class _ByEncoding:
 # --------------------------------------------------------------------------------------------
 # PackedDataset: one item per pack, each a list of encoded samples
 # --------------------------------------------------------------------------------------------
-_REPEAT_LOSS = ("keep", "zero")
 
 
 class PackedDataset(Dataset[Pack]):  # type: ignore[misc]
@@ -165,7 +164,7 @@ class PackedDataset(Dataset[Pack]):  # type: ignore[misc]
                 "an encode cache holds the packs of one plan, replan makes others every epoch",
                 hint="use one of the two",
             )
-        one_of("repeat_loss", repeat_loss, _REPEAT_LOSS)
+        one_of("repeat_loss", repeat_loss, ("keep", "zero"))
         skipping = Skipping(None, ledger_file, on_error, max_skip_fraction)
         if not isinstance(plan_or_aligned, PackPlan | AlignedPlan):
             given = [one for one in (plan_or_aligned, samples, encode) if one is not None]

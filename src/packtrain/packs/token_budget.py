@@ -205,8 +205,6 @@ def _packs(batches: list[list[int]], name: str) -> WindowPacks:
 # --------------------------------------------------------------------------------------------
 # TokenBudgetDataset: micro batches by tokens instead of by samples
 # --------------------------------------------------------------------------------------------
-_COUNT_MODES = ("total", "effective")
-_ORDERS = ("packed", "arrival")
 _EFFECTIVE = "effective"
 _LOOKED = 256  # samples after which a count that never decides is told
 _MAX_SEQ_LEN = 2048
@@ -283,8 +281,8 @@ class TokenBudgetDataset(StreamingPackedDataset):
         flag("drop_last", drop_last)
         if not isinstance(balance, str | None):
             raise InputError(f"balance is {balance!r}", hint="see PackSampler for its words")
-        one_of("count_mode", count_mode, _COUNT_MODES)
-        one_of("order", order, _ORDERS)
+        one_of("count_mode", count_mode, ("total", "effective"))
+        one_of("order", order, ("packed", "arrival"))
         number("overflow_ratio", overflow_ratio, 1)
         cap = math.ceil(self.budget * overflow_ratio) if count_mode == _EFFECTIVE else self.budget
         self.pad_to_length = _padded(pad_packed_input, pad_to_length, cap, dyn_bsz)

@@ -32,8 +32,6 @@ from ..measuring.eligibility import set_epoch, where_in
 from ..sources.mixture import Part
 from ._readers import check_source, is_indexed
 
-_STOPPING = ("first", "all", "never")
-
 _LONGEST = 1 << 18  # places times sources of a period that is worked out
 
 
@@ -56,7 +54,7 @@ class WeightedSources:
         if not by_name or not sources:
             told = "sources and weights are given by name" if not by_name else "no source is named"
             raise InputError(told, hint='WeightedSources({"chat": chat, "ocr": ocr}, …)')
-        one_of("stopping", stopping, _STOPPING)
+        one_of("stopping", stopping, ("first", "all", "never"))
         weights = dict.fromkeys(sources, 1) if weights is None else weights
         if set(weights) != set(sources):
             given, named = (", ".join(sorted(map(str, names))) for names in (weights, sources))

@@ -24,9 +24,6 @@ from ..packers._jit import kernel
 from .costs import FlopsCost
 from .spec import without_effect
 
-_MODES = ("step", "window", "global")
-_SYNCS = ("micro", "step")
-
 #: Micro steps that `window` sorts together.
 WINDOW = 64
 
@@ -55,8 +52,8 @@ class Balance:
 
     def __post_init__(self) -> None:
         whole("grad_accum", self.grad_accum, 1)
-        one_of("balance mode", self.mode, _MODES)
-        one_of("sync", self.sync, _SYNCS)
+        one_of("balance mode", self.mode, ("step", "window", "global"))
+        one_of("sync", self.sync, ("micro", "step"))
         if self.mode != "step":
             without_effect(self, "sync", "micro", f"in mode {self.mode!r}")
             without_effect(self, "even", None, f"in mode {self.mode!r}")

@@ -18,9 +18,6 @@ from ..errors import ConfigError, InputError, PlanError, UnknownNameError
 
 logger = logging.getLogger(__name__)
 
-_LONG_POLICIES = ("single", "drop", "error")
-_LONG_RULES = (">", ">=")
-_LAST_STEPS = ("keep", "drop")
 _MOST = (1 << 63) - 1
 
 #: Fields that are integers, the limits of each, and what it means. None is one without it, where it may be.
@@ -82,8 +79,8 @@ class PlanSpec:
         for name, low, high, meaning in _INTEGERS:
             if getattr(self, name) is not None or name in ("pack_length", "multiple_of", "packs_multiple"):
                 object.__setattr__(self, name, _integer(name, getattr(self, name), low, high, meaning))
-        one_of("long_rule", self.long_rule, _LONG_RULES)
-        one_of("last_step", self.last_step, _LAST_STEPS)
+        one_of("long_rule", self.long_rule, (">", ">="))
+        one_of("last_step", self.last_step, ("keep", "drop"))
         object.__setattr__(self, "skip", _checked_skip(self.skip))
         object.__setattr__(self, "limits", _checked_limits(self.limits))
         self._check_long_samples()
@@ -103,7 +100,7 @@ class PlanSpec:
         else:
             values = [policies]
         for value in values:
-            one_of("long_samples policy", value, _LONG_POLICIES)
+            one_of("long_samples policy", value, ("single", "drop", "error"))
 
     def _check_effects(self) -> None:
         if self.samples_per_step is None:

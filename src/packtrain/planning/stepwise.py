@@ -12,7 +12,6 @@ do not compute what stays free.
 from __future__ import annotations
 
 import heapq
-import logging
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,8 +28,6 @@ from .lengths import Lengths
 from .long_samples import Classes
 from .permutation import Permutation
 from .spec import PlanSpec
-
-logger = logging.getLogger(__name__)
 
 
 # --------------------------------------------------------------------------------------------
