@@ -204,10 +204,7 @@ class StreamingPackedDataset(IterableDataset[Pack]):  # type: ignore[misc]
         """The samples by the ids that packs hold; None where the source has no index."""
         return self.reader.source if self.reader.can_seek else None
 
-    @staticmethod
-    def ranks_of(state: Any) -> int | None:
-        """How many ranks saved a state, by what it says; None: it does not say."""
-        return saved_ranks(state)
+    ranks_of = staticmethod(saved_ranks)
 
     @property
     def rank(self) -> int:

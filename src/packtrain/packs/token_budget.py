@@ -408,13 +408,8 @@ class TokenBudgetDataset(StreamingPackedDataset):
                 f"lengths are of {counted(len(checked), 'samples')}, the source has {len(source)}",
                 hint="measure this source",
             )
-        how: dict[str, Any] = {
-            "pack_length": spec.pack_length,
-            "packer": spec.packer,
-            "long_samples": spec.long_samples,
-            "multiple_of": spec.multiple_of,
-            "max_samples": spec.max_samples,
-        }
+        same = ("pack_length", "packer", "long_samples", "multiple_of", "max_samples")
+        how: dict[str, Any] = {name: getattr(spec, name) for name in same}
         if not self.dyn_bsz:
             how = {  # rows of exactly so many samples (the last one: what is left), of any length
                 "pack_length": self.micro_batch_size * checked.max_tokens + 1,

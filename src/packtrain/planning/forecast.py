@@ -35,6 +35,12 @@ _TOLERANCE = 0.02
 
 _PLACES = 1 << 20
 
+#: Statistics of the plan that a row begins with.
+_OF_PLAN = (
+    *("samples", "dropped", "long_samples", "over_long_packs", "longest_pack", "packs", "gap"),
+    *("efficiency", "samples_per_pack"),
+)
+
 
 def forecast(
     lengths: Any,
@@ -112,15 +118,7 @@ def _counts(made: PackPlan, aligned: AlignedPlan, accum: int, batch: int | None)
     unpacked = batch or width
     return {
         "pack_length": made.spec.pack_length,
-        "samples": stats["samples"],
-        "dropped": stats["dropped"],
-        "long_samples": stats["long_samples"],
-        "over_long_packs": stats["over_long_packs"],
-        "longest_pack": stats["longest_pack"],
-        "packs": stats["packs"],
-        "gap": stats["gap"],
-        "efficiency": stats["efficiency"],
-        "samples_per_pack": stats["samples_per_pack"],
+        **{name: stats[name] for name in _OF_PLAN},
         "world_size": aligned.world_size,
         "grad_accum": accum,
         "samples_per_step": None if batch is None else min(batch, stats["samples"]),

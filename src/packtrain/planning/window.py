@@ -225,7 +225,7 @@ def plan_windows(lengths: Lengths, spec: PlanSpec) -> tuple[Csr, PackerId, dict[
 def _by_first_id(csr: Csr) -> Csr:
     """Packs ascending by smallest id (carried samples have smaller ids than their window)."""
     first = csr.indices[csr.offsets[:-1]]
-    if len(first) < 2 or bool((first[1:] > first[:-1]).all()):
+    if bool((first[1:] > first[:-1]).all()):
         return csr
     order = np.argsort(first, kind="stable")
     offsets = np.concatenate([[0], np.cumsum(np.diff(csr.offsets)[order])]).astype(np.int64)
