@@ -106,7 +106,7 @@ def _quiet_solver() -> tuple[Any, float]:
     """A HiGHS that prints nothing, not even its banner (printed while callbacks are set up), and infinity."""
     highspy = optional("highspy", "highspy", "optimal")
 
-    class Quiet(highspy.Highs):  # type: ignore[misc]
+    class Quiet(highspy.Highs):  # type: ignore[misc, name-defined]
         def enableCallbacks(self) -> Any:
             self.setOptionValue("output_flag", False)
             return super().enableCallbacks()
