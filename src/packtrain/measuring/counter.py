@@ -119,9 +119,7 @@ def _open_tiktoken(spec: dict[str, Any], tokenizer: Any) -> Encoder:
 
     alphabet = _byte_of()
     numbers = _token_bytes(spec)
-    ranks: dict[bytes, int] = {}
-    for value in range(256):
-        ranks[bytes([value])] = len(ranks)
+    ranks = {bytes([value]): value for value in range(256)}
     for merge in spec["model"]["merges"]:
         pair = merge.split(" ") if isinstance(merge, str) else merge
         token = bytes(alphabet[letter] for letter in "".join(pair))
@@ -174,8 +172,7 @@ def _open_words(spec: dict[str, Any], tokenizer: Any) -> Encoder:
     model = tokenizer.backend_tokenizer.model
     letters = {value: letter for letter, value in _byte_of().items()}
     added = {token["content"]: token["id"] for token in spec["added_tokens"]}
-    longest_first = sorted(added, key=len, reverse=True)
-    split = regex.compile("(" + "|".join(regex.escape(token) for token in longest_first) + ")")
+    split = regex.compile("(" + "|".join(map(regex.escape, sorted(added, key=len, reverse=True))) + ")")
     words = regex.compile(str(_pattern(spec)))
     known: dict[str, tuple[int, ...]] = {}
 
@@ -251,10 +248,8 @@ class TextCounter:
     """
 
     def __init__(self, name: str, encoder: Encoder, sizes: I64, *, normalizes: bool) -> None:
-        self.name = name
-        self._encoder = encoder
-        self._sizes = sizes
-        self._normalizes = normalizes
+        self.name, self._encoder = name, encoder
+        self._sizes, self._normalizes = sizes, normalizes
 
     def takes(self, text: str) -> bool:
         """Whether this text can be counted here."""
@@ -311,9 +306,8 @@ class TextCounter:
             base, end = int(bases[place]), int(bases[place + 1])
             if text.isascii():
                 size = len(text)
-                for a, b in mine:
-                    lows.append(base + a)
-                    highs.append(base + b)
+                lows += [base + a for a, _ in mine]
+                highs += [base + b for _, b in mine]
             else:
                 size = len(text.encode())
                 at = byte = 0
@@ -326,8 +320,7 @@ class TextCounter:
             owners += [place] * len(mine)
             if end - base != size:
                 raise ValueError(f"{self.name}: tokens cover {end - base} of {size} bytes")
-        as_int = (np.asarray(values, dtype=np.int64) for values in (lows, highs, owners))
-        low, high, owner = as_int
+        low, high, owner = (np.asarray(values, dtype=np.int64) for values in (lows, highs, owners))
         return low, high, owner
 
 
@@ -362,8 +355,9 @@ def open_counter(name: str, tokenizer: Any, texts: Sequence[str]) -> TextCounter
         except Exception as error:
             logger.warning("%s cannot hold this tokenizer: %s", candidate, one_line(error, 200))
             continue
-        normalizes = spec["normalizer"] is not None
-        counter = TextCounter(candidate, encoder, token_sizes(spec), normalizes=normalizes)
+        counter = TextCounter(
+            candidate, encoder, token_sizes(spec), normalizes=spec["normalizer"] is not None
+        )
         difference = _difference(counter, tokenizer, texts)
         if difference is None:
             return counter
@@ -408,11 +402,9 @@ def hard_texts(added: Sequence[str]) -> list[str]:
         "def f(x):\n    return {'a': [1, 2.5e-3], \"b\": x**2}\n",
     ]
     for first, last in (*ranges, *wide, *high):
-        for _ in range(3):
-            out.append("".join(chr(draw.randrange(first, last)) for _ in range(60)))
+        out += ["".join(chr(draw.randrange(first, last)) for _ in range(60)) for _ in range(3)]
         out.append(" ".join(chr(draw.randrange(first, last)) * draw.randrange(1, 5) for _ in range(30)))
-    for token in added[:400]:
-        out.append(f"{token}a {token} {token}{token}\n{token}\n\n{token[:-1]} {token[1:]}b")
+    out += [f"{one}a {one} {one}{one}\n{one}\n\n{one[:-1]} {one[1:]}b" for one in added[:400]]
     return [unicodedata.normalize("NFC", text) for text in out]
 
 

@@ -9,9 +9,11 @@ text around them, so the text between them is split exactly as in the full one.
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from operator import itemgetter
 
 from ..errors import SampleError, counted
 
@@ -149,9 +151,5 @@ def _pattern(tokens: tuple[tuple[str, str], ...]) -> re.Pattern[str]:
 
 def _moved(place: int, edits: Sequence[tuple[int, int]]) -> int:
     """Where a character boundary of the old text is in the new one."""
-    growth = 0
-    for end, total in edits:
-        if end > place:
-            break
-        growth = total
-    return place + growth
+    before = bisect_right(edits, place, key=itemgetter(0))
+    return place + (edits[before - 1][1] if before else 0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -27,8 +28,18 @@ I64 = NDArray[np.int64]
 Part = Mapping[str, Any]
 Expansions = dict[str, list[Expansion]]
 
+_REMEMBERED = 65_536  # sizes, and lengths of videos
+
 #: Frames, rate -> the frame numbers that are taken.
 Sampler = Callable[[int, float | None], I64]
+
+
+@lru_cache(_REMEMBERED)
+def _grid(token: str, high: int, wide: int, merge: int) -> Expansion:
+    """One image of so many patches."""
+    rows, columns = high // merge, wide // merge
+    costs = {"images": 1, "patches": high * wide}
+    return Expansion(token, (rows * columns,), costs, (Block(1, rows, columns),), (1, high, wide))
 
 
 class MediaRules:
@@ -60,19 +71,13 @@ class MediaRules:
         trust_hints: bool = False,
         unequal_videos: bool = True,
     ) -> None:
-        self.tokens = dict(tokens)
-        self.image = image
-        self.video = video
-        self.audio = audio
-        self.oracle = oracle
-        self.trust_hints = trust_hints
-        self.max_aspect_ratio = max_aspect_ratio
-        self._sampler = sampler
+        self.tokens, self.oracle = dict(tokens), oracle
+        self.image, self.video, self.audio = image, video, audio
+        self.trust_hints, self.max_aspect_ratio = trust_hints, max_aspect_ratio
+        self._sampler, self._unequal_videos = sampler, unequal_videos
         names = {"fps": "sample_fps"}
         self._knobs = {names.get(name, name): value for name, value in (sampling or {}).items()}
         self._sampled: dict[tuple[int, float | None], I64] = {}
-        self._unequal_videos = unequal_videos
-        self._by_grid: dict[tuple[int, int], Expansion] = {}
 
     @property
     def rate(self) -> int:
@@ -91,7 +96,7 @@ class MediaRules:
             return np.arange(frames, dtype=np.int64)
         key = (frames, fps)
         if key not in self._sampled:
-            if len(self._sampled) > 65_536:
+            if len(self._sampled) > _REMEMBERED:
                 self._sampled.clear()
             self._sampled[key] = self._sampler(frames, fps)
         return self._sampled[key]
@@ -132,12 +137,10 @@ class MediaRules:
             sizes.append(self.size_of(part, header.height, header.width))
         elif kind == "audio":
             first, last = stretch(part, header.frames, header.sample_rate)
-            rule = self.audio
-            if rule is not None:
-                item = rule.expand(last - first, header.sample_rate)
+            if self.audio is not None:
+                found[kind].append(self.audio.expand(last - first, header.sample_rate))
             else:
-                item = self.oracle.audio(header._replace(frames=last - first))
-            found[kind].append(item)
+                found[kind].append(self.oracle.audio(header._replace(frames=last - first)))
         else:
             found[kind].append(self._video(part, header))
 
@@ -202,23 +205,10 @@ class MediaRules:
         rule = self.image
         if isinstance(rule, PixelRule):
             high, wide = smart_resize(height, width, rule)
-            return self._grid(high // rule.patch, wide // rule.patch, rule.merge)
+            return _grid(self.tokens["image"], high // rule.patch, wide // rule.patch, rule.merge)
         if height < 1 or width < 1:
             raise SampleError("unsupported_media", f"image of {width}x{height} pixels is empty")
         return self.oracle.image(height, width) if rule is None else rule.expand(height, width, together)
-
-    def _grid(self, high: int, wide: int, merge: int) -> Expansion:
-        found = self._by_grid.get((high, wide))
-        if found is None:
-            rows, columns = high // merge, wide // merge
-            found = self._by_grid[high, wide] = Expansion(
-                self.tokens["image"],
-                (rows * columns,),
-                {"images": 1, "patches": high * wide},
-                (Block(1, rows, columns),),
-                (1, high, wide),
-            )
-        return found
 
     def to_dict(self) -> dict[str, Any]:
         """The rules as plain JSON values."""

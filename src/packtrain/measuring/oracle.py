@@ -48,12 +48,9 @@ class Oracle:
     """
 
     def __init__(self, processor: Any, tokenizer: Any, tokens: Mapping[str, str]) -> None:
-        self.processor = processor
-        self.tokenizer = tokenizer
-        self.tokens = dict(tokens)
-        self.nested = False
+        self.processor, self.tokenizer, self.tokens = processor, tokenizer, dict(tokens)
+        self.nested, self._constant = False, 0
         self._known: dict[tuple[Any, ...], int] = {}
-        self._constant = 0
         self.mode = self._choose()
         name = type(processor).__name__
         if self.mode == "encode":

@@ -97,10 +97,7 @@ def _in_pieces(tokenizer: Any, text: str, add_special_tokens: bool) -> Tokenized
     whole = tokenize(tokenizer, [head], add_special_tokens=False)[0]
     parts = tokenize(tokenizer, [head[a:b] for a, b in cuts], add_special_tokens=False)
     safe = np.array_equal(whole.ids, np.concatenate([part.ids for part in parts]))
-    if add_special_tokens or not safe:
-        cuts = [(0, len(text))]
-    else:
-        cuts = _cuts(text, _LONG // 2)
+    cuts = [(0, len(text))] if add_special_tokens or not safe else _cuts(text, _LONG // 2)
     ids: list[I64] = []
     offsets: list[I64] = []
     for a, b in cuts:

@@ -257,11 +257,10 @@ def video_rule(processor: Any, kind: str, tokens: dict[str, str], options: dict[
             marks = (str(processor.start_image_token), str(processor.end_image_token))
             per_frame = int(processor.image_seq_length)
             return VideoRule(kind=kind, token=tokens["image"], per_frame=per_frame, marks=marks)
-        marks = ("", "")
+        marks, chunk = ("", ""), 0.0
         if kind == "clip":
             marks = (str(processor.vision_start_token), str(processor.vision_end_token))
         seconds = clock = None
-        chunk = 0.0
         if kind == "omni":
             rate = options.get("fps")
             seconds = int(video.temporal_patch_size) / float(2.0 if rate is None else rate)  # type: ignore[union-attr]

@@ -113,12 +113,13 @@ def parse_bmp(head: Head) -> Parsed:
             height = 2**32 - height
     else:
         raise head.fail("unreadable_media", f"is no BMP this reader knows (header of {length} bytes)")
-    if bits not in _BMP_DEPTHS or compression not in (_RAW, _RLE8, _RLE4, _BITFIELDS):
-        raise head.fail("unsupported_media", f"is a BMP of {bits} bits per pixel, compression {compression}")
-    start = struct.unpack_from("<L", data, 10)[0]
+    other = bits not in _BMP_DEPTHS or compression not in (_RAW, _RLE8, _RLE4, _BITFIELDS)
+    told = f"is a BMP of {bits} bits per pixel, compression {compression}"
+    head.refuse(other, told, "unsupported_media")
     if compression in (_RLE8, _RLE4):
         complete = head.at(head.size - 2, 2) == b"\0\1"  # the end-of-bitmap code
     else:
+        start = struct.unpack_from("<L", data, 10)[0]
         complete = start + ((width * bits + 31) >> 3 & ~3) * height <= head.size
     return Parsed(width, height, 1, complete)
 
@@ -139,15 +140,13 @@ def parse_gif(head: Head) -> Parsed:
         SampleError: truncated_media, unreadable_media.
     """
     data = head.need(0, 13, _IN_GIF)
-    width = int.from_bytes(data[6:8], "little")
-    height = int.from_bytes(data[8:10], "little")
+    width, height = struct.unpack_from("<HH", data, 6)
     position = 13 + (3 << (data[10] & 7) + 1 if data[10] & 0x80 else 0)
     while True:  # each block is a step of the budget
         block = head.need(position, 1, _IN_GIF)
         if block == b"!":
-            position = _skip(head, position + 2)
-            if position < 0:
-                position = head.size  # nothing stands there
+            behind = _skip(head, position + 2)
+            position = head.size if behind < 0 else behind  # nothing stands at its size
         elif block == b",":
             break
         elif block == b";":
@@ -155,7 +154,7 @@ def parse_gif(head: Head) -> Parsed:
         else:
             position += 1  # readers pass over stray bytes between blocks
     frame = head.need(position, 10, _IN_GIF)
-    left, top, wide, high = (int.from_bytes(frame[i : i + 2], "little") for i in (1, 3, 5, 7))
+    left, top, wide, high = struct.unpack_from("<4H", frame, 1)
     pixels = position + 10 + (3 << (frame[9] & 7) + 1 if frame[9] & 0x80 else 0) + 1
     head.need(pixels - 1, 1, _IN_GIF)
     complete = head.at(head.size - 2, 2) == b"\0;" or _skip(head, pixels) >= 0
@@ -254,12 +253,10 @@ def _jpeg_orientation(notes: list[bytes]) -> int:
 
 def _frame(head: Head, segment: bytes) -> tuple[int, int]:
     """(width, height) of a frame header."""
-    if len(segment) < 6:
-        raise head.fail("unreadable_media", "is a broken JPEG: short frame header")
+    head.refuse(len(segment) < 6, "is a broken JPEG: short frame header")
     bits, components = segment[0], segment[5]
-    if bits != 8 or components not in (1, 3, 4):
-        told = f"is a JPEG of {components} components of {bits} bits (not 1, 3 or 4 of 8)"
-        raise head.fail("unsupported_media", told)
+    told = f"is a JPEG of {components} components of {bits} bits (not 1, 3 or 4 of 8)"
+    head.refuse(bits != 8 or components not in (1, 3, 4), told, "unsupported_media")
     return segment[3] << 8 | segment[4], segment[1] << 8 | segment[2]
 
 
@@ -334,32 +331,29 @@ def parse_png(head: Head) -> Parsed:
     Raises:
         SampleError: truncated_media, unreadable_media, unsupported_media.
     """
-    data = head.bytes
+    data, notes = head.bytes, _Notes()
     head.need(0, 33, _IN_PNG)
     width, height = _ihdr(head, data)
-    notes = _Notes()
     position = 8 + 12 + struct.unpack_from(">L", data, 8)[0]
     while True:
         length, kind = _chunk(head, position)
         if kind == b"IDAT":
             break
-        if kind == b"IEND":
-            raise head.fail("unreadable_media", "is a PNG without pixel data")
+        head.refuse(kind == b"IEND", "is a PNG without pixel data")
         notes.take(head, kind, position + 8, length)
         position += 12 + length
-    complete = _tail(head, position, length, notes)
+    complete = _tail(head, position, length, notes)  # which may take notes of more
     return Parsed(width, height, notes.orientation(), complete)
 
 
 def _ihdr(head: Head, data: bytes) -> tuple[int, int]:
-    if data[12:16] != b"IHDR" or not 13 <= struct.unpack_from(">L", data, 8)[0] <= 4096:
-        raise head.fail("unreadable_media", "is a broken PNG: no header chunk at its start")
-    length = struct.unpack_from(">L", data, 8)[0]
+    length, kind = struct.unpack_from(">L4s", data, 8)
+    head.refuse(kind != b"IHDR" or not 13 <= length <= 4096, "is a broken PNG: no header chunk at its start")
     body = head.need(12, length + 8, _IN_PNG)
-    if zlib.crc32(body[:-4]) != struct.unpack(">L", body[-4:])[0]:
-        raise head.fail("unreadable_media", "is a broken PNG: wrong checksum of its header chunk")
-    if data[24] not in _PNG_DEPTHS.get(data[25], ()):
-        raise head.fail("unsupported_media", f"is a PNG of colour type {data[25]} with {data[24]} bits")
+    crc = struct.unpack(">L", body[-4:])[0]
+    head.refuse(zlib.crc32(body[:-4]) != crc, "is a broken PNG: wrong checksum of its header chunk")
+    told = f"is a PNG of colour type {data[25]} with {data[24]} bits"
+    head.refuse(data[24] not in _PNG_DEPTHS.get(data[25], ()), told, "unsupported_media")
     width, height = struct.unpack_from(">LL", data, 16)
     return width, height
 
@@ -463,8 +457,7 @@ def parse_tiff(head: Head) -> Parsed:
         if len(value) < size:
             continue  # without a strip table the file counts as suspicious, and Pillow is asked
         tags[tag] = struct.unpack(f"{endian}{number}{code}", value)
-    if _WIDTH not in tags or _HEIGHT not in tags:
-        raise head.fail("unreadable_media", "is a broken TIFF: no width or height")
+    head.refuse(_WIDTH not in tags or _HEIGHT not in tags, "is a broken TIFF: no width or height")
     turned = tags.get(_TIFF_ORIENTATION, (1,))[0]
     complete = any(
         offsets in tags
@@ -501,16 +494,14 @@ def parse_webp(head: Head) -> Parsed:
         turned = _turned(head, data[20]) if data[20] & (_WEBP_EXIF | _WEBP_XMP) else 1
         return Parsed(width, height, turned, complete)
     if kind == b"VP8L":
-        if data[20] != 0x2F:
-            raise head.fail("unreadable_media", "is a broken WebP: no lossless signature")
+        head.refuse(data[20] != 0x2F, "is a broken WebP: no lossless signature")
         bits = int.from_bytes(data[21:25], "little")
         return Parsed(1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF), 1, complete)
     if kind == b"VP8 ":
-        if data[23:26] != b"\x9d\x01\x2a" or data[20] & 1:
-            raise head.fail("unreadable_media", "is a broken WebP: no key frame at its start")
-        width = int.from_bytes(data[26:28], "little") & 0x3FFF
-        height = int.from_bytes(data[28:30], "little") & 0x3FFF
-        return Parsed(width, height, 1, complete)
+        unframed = data[23:26] != b"\x9d\x01\x2a" or data[20] & 1
+        head.refuse(unframed, "is a broken WebP: no key frame at its start")
+        width, height = struct.unpack_from("<HH", data, 26)
+        return Parsed(width & 0x3FFF, height & 0x3FFF, 1, complete)
     raise head.fail("unsupported_media", f"is a WebP with an unknown first chunk {kind!r}")
 
 

@@ -79,9 +79,9 @@ def _format(head: Head, body: bytes, endian: str) -> tuple[int, int, int, int]:
     if codec == _EXTENSIBLE and len(body) >= 26:
         codec = struct.unpack_from(endian + "H", body, 24)[0]
     wanted = channels * ((bits + 7) // 8) if codec in _PLAIN else block
-    if not channels or not rate or block != wanted or (codec in _PLAIN and not wanted):
-        told = f"is a broken WAVE: {channels} channels of {bits} bits at {rate} Hz in {block} bytes a frame"
-        raise head.fail("unreadable_media", told)
+    broken = not channels or not rate or block != wanted or (codec in _PLAIN and not wanted)
+    told = f"is a broken WAVE: {channels} channels of {bits} bits at {rate} Hz in {block} bytes a frame"
+    head.refuse(broken, told)
     return codec, channels, rate, block
 
 
@@ -142,7 +142,6 @@ _WINDOW = 1 << 16
 _JUNK = 1 << 16  # how far the next frame is looked for
 LEADING = 1 << 20  # and the first one
 _MP3_SYNC = 0xFFFE0C00  # sync, version, layer and rate stay the same from frame to frame
-_DELAY = 529  # samples that the decoder itself delays by
 
 
 class _Frame:
@@ -181,8 +180,7 @@ def parse_mp3(head: Head, start: int = 0) -> ParsedAudio | None:
         SampleError: truncated_media; unsupported_media: the format changes; unreadable_media: too much junk.
     """
     end = tags_begin(head, start)
-    if start >= head.size:
-        raise head.fail("truncated_media", "is cut short: nothing follows its ID3 tag")
+    head.refuse(start >= head.size, "is cut short: nothing follows its ID3 tag", "truncated_media")
     looked = range(start, min(end, start + LEADING), _JUNK)
     position = next((place for at in looked if (place := _first(head, at, end)) >= 0), -1)
     if position < 0:
@@ -320,8 +318,8 @@ def parse_flac(head: Head, start: int = 0) -> ParsedAudio | None:
     packed = int.from_bytes(info[14:22], "big")
     rate, channels = packed >> 44, (packed >> 41 & 7) + 1
     total = packed & (1 << 36) - 1
-    if info[0] & 0x7F or info[1:4] != b"\0\0\x22" or not rate:
-        raise head.fail("unreadable_media", "is a broken FLAC: no STREAMINFO with a sample rate")
+    broken = info[0] & 0x7F or info[1:4] != b"\0\0\x22" or not rate
+    head.refuse(broken, "is a broken FLAC: no STREAMINFO with a sample rate")
     position, last = start + 4, False
     while not last:
         field = head.need(position, 4, _IN_FLAC)
@@ -344,8 +342,7 @@ def _whole(head: Head, first: int, total: int, block: int, largest: int) -> bool
         head.spend(4)
         if _frame(tail, at, block) == total:
             summed += len(tail) - at
-            if summed > _SUMMED * len(tail):
-                raise head.fail("unreadable_media", "is a broken FLAC: its end is full of frame headers")
+            head.refuse(summed > _SUMMED * len(tail), "is a broken FLAC: its end is full of frame headers")
             if _crc16(tail[at:]) == 0:
                 return True
     return False
@@ -437,12 +434,10 @@ def parse_ogg(head: Head) -> ParsedAudio | None:
         SampleError: truncated_media, unreadable_media.
     """
     first = head.at(0, 27 + 255 + 64)
-    if len(first) < 28 or len(first) < 27 + first[26] + 30:
-        raise head.fail("truncated_media", "is cut short inside its Ogg header")
-    serial = first[14:18]
-    packet = first[27 + first[26] :]
-    if not first[5] & 2:
-        raise head.fail("unreadable_media", "is a broken Ogg: it does not start with a first page")
+    short = len(first) < 28 or len(first) < 27 + first[26] + 30
+    head.refuse(short, "is cut short inside its Ogg header", "truncated_media")
+    serial, packet = first[14:18], first[27 + first[26] :]
+    head.refuse(not first[5] & 2, "is a broken Ogg: it does not start with a first page")
     opus = packet.startswith(b"OpusHead")
     if not opus and not packet.startswith(b"\1vorbis"):
         return None
@@ -452,8 +447,7 @@ def parse_ogg(head: Head) -> ParsedAudio | None:
     else:
         channels, rate = struct.unpack_from("<BL", packet, 11)
         skip = 0
-    if not channels or not rate:
-        raise head.fail("unreadable_media", f"is an Ogg of {channels} channels at {rate} Hz")
+    head.refuse(not channels or not rate, f"is an Ogg of {channels} channels at {rate} Hz")
     last = _last_page(head, serial)
     if last is None:
         return None
@@ -462,9 +456,8 @@ def parse_ogg(head: Head) -> ParsedAudio | None:
         granule = skip
     if _starts_late(head, serial, granule):
         return None
-    frames = max(0, granule - skip)
-    if opus:
-        frames = frames * rate // 48000
+    heard = max(0, granule - skip)
+    frames = heard * rate // 48000 if opus else heard
     return ParsedAudio(frames, rate, channels, bool(flags & 4) or stop == head.size)
 
 

@@ -100,8 +100,8 @@ def _read(head: Head) -> AudioHeader:
     name, parsed = _parse(head)
     if parsed is None:
         name, parsed = _ask(head)
-    if not parsed.complete:
-        raise head.fail("truncated_media", f"is cut short: its {name} data end before its samples do")
+    ended = f"is cut short: its {name} data end before its samples do"
+    head.refuse(not parsed.complete, ended, "truncated_media")
     if not 0 < parsed.frames * parsed.channels <= MOST_VALUES:
         told = f"says {parsed.frames:,} frames of {parsed.channels} channels"
         raise head.fail("unreadable_media", f"{told}, a sound has at most {MOST_VALUES:,} values, and one")
@@ -111,8 +111,7 @@ def _read(head: Head) -> AudioHeader:
 def _parse(head: Head) -> tuple[str, ParsedAudio | None]:
     """(format, facts) by magic bytes; no facts where only a decoder can tell."""
     data = head.bytes
-    if not data:
-        raise head.fail("unreadable_media", "is empty (0 bytes)")
+    head.refuse(not data, "is empty (0 bytes)")
     start = _after_id3(data) if data.startswith(b"ID3") else 0
     magic = head.at(start, 12)
     if headers.is_wav(magic):
@@ -123,10 +122,9 @@ def _parse(head: Head) -> tuple[str, ParsedAudio | None]:
         return "OGG", headers.parse_ogg(head)
     if start or headers.is_mp3(magic):
         return "MP3", headers.parse_mp3(head, start)
-    if len(data) < 12 and any(
-        m.startswith(data) or data.startswith(m) for m in (*_OTHERS, headers.OGG_MAGIC)
-    ):
-        raise head.fail("truncated_media", f"is cut short: {len(data)} bytes are no sound file")
+    magics = (*_OTHERS, headers.OGG_MAGIC)
+    short = len(data) < 12 and any(one.startswith(data) or data.startswith(one) for one in magics)
+    head.refuse(short, f"is cut short: {len(data)} bytes are no sound file", "truncated_media")
     return "", None
 
 
@@ -142,18 +140,15 @@ def _after_id3(data: bytes) -> int:
 
 def _ask(head: Head) -> tuple[str, ParsedAudio]:
     """What soundfile says, for formats without an own header reader."""
-    if _is_cut(head):
-        raise head.fail("truncated_media", "is cut short: it holds fewer bytes than its header says")
+    head.refuse(_is_cut(head), "is cut short: it holds fewer bytes than its header says", "truncated_media")
     soundfile = optional("soundfile", "soundfile", "audio")
     if head.bytes.startswith(headers.OGG_MAGIC):
         headers.check_pages(head)
     try:
         with soundfile.SoundFile(as_file(head)) as sound:
-            if sound.format in ("MPEG", "MP3"):
-                # `parse_mp3` found none; to decode junk takes time with the square of its size
-                raise head.fail(
-                    "unreadable_media", f"begins with {headers.LEADING:,} bytes without MPEG audio"
-                )
+            # `parse_mp3` found none; to decode junk takes time with the square of its size
+            junk = f"begins with {headers.LEADING:,} bytes without MPEG audio"
+            head.refuse(sound.format in ("MPEG", "MP3"), junk)
             frames, known = sound.frames, sound.frames < 1 << 62
             if not known or sound.format in ("OGG", "FLAC"):
                 # its length is an estimate there: count
@@ -170,9 +165,8 @@ def _ask(head: Head) -> tuple[str, ParsedAudio]:
 
 
 def _broken(head: Head, error: Exception) -> SampleError:
-    said = one_line(error, 160)
     if head.bytes[:4] in _OTHERS or head.bytes.startswith((b"ID3", headers.OGG_MAGIC, b"\xff")):
-        return head.fail("unreadable_media", f"cannot be decoded ({said})")
+        return head.fail("unreadable_media", f"cannot be decoded ({one_line(error, 160)})")
     return head.fail(
         "unsupported_media",
         f"is no sound format that is read here (it starts with {head.bytes[:8]!r})",

@@ -123,17 +123,13 @@ def open_image(ref: Ref) -> Image.Image:
         name, parsed = found
         header = _checked(head, name, parsed)
         picture = _decode(head.bytes, head, whole=parsed.complete)
-        turned_already = name == "TIFF"
-        expected = header[:2] if turned_already else (parsed.width, parsed.height)
-        if picture.size != tuple(expected):
-            raise head.fail(
-                "unreadable_media",
-                f"says {expected[0]}x{expected[1]} in its header but decodes to "
-                f"{picture.size[0]}x{picture.size[1]}",
-            )
-        if not turned_already:
-            picture = _turn(picture, parsed.orientation)
-    return _upright(picture)
+        turned = name == "TIFF"  # by Pillow
+        wide, high = header[:2] if turned else parsed[:2]
+        decoded = f"{picture.width}x{picture.height}"
+        head.refuse(
+            picture.size != (wide, high), f"says {wide}x{high} in its header but decodes to {decoded}"
+        )
+        return _upright(picture if turned else _turn(picture, parsed.orientation))
 
 
 # --------------------------------------------------------------------------------------------
@@ -147,10 +143,9 @@ def _parse(head: Head) -> tuple[str, Parsed] | None:
             return name, reader(head)
     if headers.is_webp(data):
         return "WEBP", headers.parse_webp(head)
-    if not data:
-        raise head.fail("unreadable_media", "is empty (0 bytes)")
-    if len(data) < 12 and any(magic.startswith(data) or data.startswith(magic) for magic in _MAGICS):
-        raise head.fail("truncated_media", f"is cut short: {len(data)} bytes are no image")
+    head.refuse(not data, "is empty (0 bytes)")
+    short = len(data) < 12 and any(magic.startswith(data) or data.startswith(magic) for magic in _MAGICS)
+    head.refuse(short, f"is cut short: {len(data)} bytes are no image", "truncated_media")
     return None
 
 
@@ -223,8 +218,8 @@ def _check_work(picture: Image.Image, data: bytes, head: Head) -> None:
     4 us.
     """
     scans = data.count(b"\xff\xda") if picture.format in ("JPEG", "MPO") else 0
-    if scans > _SCANS and scans * picture.width * picture.height > _SCANNED:
-        raise head.fail("unreadable_media", f"has {scans:,} scans of {picture.width}x{picture.height} pixels")
+    many = scans > _SCANS and scans * picture.width * picture.height > _SCANNED
+    head.refuse(many, f"has {scans:,} scans of {picture.width}x{picture.height} pixels")
     if len(getattr(picture, "tile", ())) > _STRIPS:
         raise head.fail("unreadable_media", f"has {len(picture.tile):,} strips, more than {_STRIPS:,}")
 
@@ -324,8 +319,7 @@ class _QuietPillow:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._inside = 0
+        self._lock, self._inside = threading.Lock(), 0
         self._before: contextlib.ExitStack | None = None
 
     def __enter__(self) -> None:

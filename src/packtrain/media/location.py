@@ -109,12 +109,9 @@ class Head:
         base: int = 0,
         remote: Remote | None = None,
     ) -> None:
-        self.bytes = data
-        self.size = size
-        self.name = name
-        self._descriptor = descriptor
+        self.bytes, self.size, self.name = data, size, name
+        self._descriptor, self._remote = descriptor, remote
         self._base = base  # where the medium starts in its file
-        self._remote = remote
         self._steps, self._room = STEPS, _TIMES * size + _FREE
 
     def __enter__(self) -> Head:
@@ -177,6 +174,11 @@ class Head:
         except OSError as error:
             raise self.fail("unreadable_media", f"cannot be read: {error.strerror}") from None
 
+    def refuse(self, bad: object, what: str, reason: str = "unreadable_media") -> None:
+        """Raise `fail` where something of the medium is bad; `what` is made in any case, so it is plain."""
+        if bad:
+            raise self.fail(reason, what)
+
     def fail(self, reason: str, what: str, *, hint: str | None = None) -> SampleError:
         """A `SampleError` about this medium, to be raised by the caller."""
         return SampleError(reason, f"{self.name} {what}", hint=hint)
@@ -187,9 +189,8 @@ class _HeadFile(io.RawIOBase):
 
     def __init__(self, head: Head, times: float) -> None:
         super().__init__()
-        self._head, self._times = head, times
+        self._head, self._times, self._place = head, times, 0
         self._room = times * head.size + _FREE_READ
-        self._place = 0
 
     def readable(self) -> bool:
         return True
@@ -201,8 +202,7 @@ class _HeadFile(io.RawIOBase):
         return self._place
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        start = (0, self._place, self._head.size)[whence]
-        self._place = max(0, start + offset)
+        self._place = max(0, (0, self._place, self._head.size)[whence] + offset)
         return self._place
 
     def readinto(self, buffer: Any) -> int:
@@ -312,9 +312,7 @@ def identity(ref: Ref, root: StrPath | None = None) -> tuple[str, int, str]:
     as given. A medium in memory has no name and its digest covers all of its bytes.
     """
     with open_head(ref) as head:
-        digest = hashlib.sha256(head.bytes).hexdigest()
-        size = head.size
-    return identity_name(ref, root), size, digest
+        return identity_name(ref, root), head.size, hashlib.sha256(head.bytes).hexdigest()
 
 
 def identity_name(ref: Ref, root: StrPath | None = None) -> str:
@@ -471,12 +469,9 @@ def _resolve_url(
 ) -> str:
     """`resolve` where the medium, the media root or both are URLs."""
     if not ranges.is_remote(given):
-        if os.path.isabs(given):  # a local file beside a remote root
-            if allow_outside or absolute_ok:
-                return os.path.normpath(given)
-            raise _outside(given, root)
-        path = ranges.join(str(root), given)
-        if not allow_outside and ranges.inside(path, str(root)) is None:
+        beside = os.path.isabs(given)  # a local file beside a remote root
+        path = os.path.normpath(given) if beside else ranges.join(str(root), given)
+        if not allow_outside and not (absolute_ok if beside else ranges.inside(path, str(root))):
             raise _outside(given, root)
         return path
     if root is not None and is_url(root):
@@ -548,13 +543,12 @@ def _open(path: str) -> tuple[int, os.stat_result]:
     try:
         descriptor = os.open(path, _OPEN_FLAGS | _BINARY)
     except OSError as error:
+        reason, what, hint = "unreadable_media", f"cannot be opened: {error.strerror}", None
         if error.errno in (errno.ENOENT, errno.ENOTDIR):
-            raise SampleError("missing_media", f"{_short(path)} does not exist") from None
-        named = error.errno != errno.ENAMETOOLONG
-        hint = None if named else "base64 text needs the prefix data:image/png;base64,"
-        raise SampleError(
-            "unreadable_media", f"{_short(path)} cannot be opened: {error.strerror}", hint=hint
-        ) from None
+            reason, what = "missing_media", "does not exist"
+        elif error.errno == errno.ENAMETOOLONG:
+            hint = "base64 text needs the prefix data:image/png;base64,"
+        raise SampleError(reason, f"{_short(path)} {what}", hint=hint) from None
     except ValueError:  # a NUL character, or a lone surrogate that no file name can hold
         raise SampleError("unreadable_media", f"{_short(path)!r} is not a file name") from None
     status = os.fstat(descriptor)

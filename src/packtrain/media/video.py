@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import SampleError, one_line, optional
+from ..errors import SampleError, described, optional
 from . import image
 from .location import Head, Ref, as_file, name_of, open_head, open_whole
 
@@ -171,13 +171,11 @@ def read_frames(ref: VideoRef, indices: Sequence[int] | None = None) -> NDArray[
     """
     if _is_list(ref):
         listed: list[Ref] = list(ref)  # type: ignore[arg-type]
-        header = _of_pictures(listed)
-        wanted = _checked(indices, header.frames)
+        wanted = _checked(indices, _of_pictures(listed).frames)
         return np.stack([np.asarray(image.open_image(listed[i]).convert("RGB")) for i in wanted])
     with open_whole(ref) as head:  # type: ignore[arg-type]
         header = _read(head)
-        wanted = _checked(indices, header.frames)
-        return _decode(head, header, wanted)
+        return _decode(head, header, _checked(indices, header.frames))
 
 
 # --------------------------------------------------------------------------------------------
@@ -201,10 +199,8 @@ def _of_pictures(refs: Sequence[Ref]) -> VideoHeader:
 
 
 def _read(head: Head) -> VideoHeader:
-    if not head.bytes:
-        raise head.fail("unreadable_media", "is empty (0 bytes)")
-    if _cut(head):
-        raise head.fail("truncated_media", "is cut short: its container says it is longer than the file")
+    head.refuse(not head.bytes, "is empty (0 bytes)")
+    head.refuse(_cut(head), "is cut short: its container says it is longer than the file", "truncated_media")
     av = _av()
     try:
         with _opened(head) as container:
@@ -242,13 +238,12 @@ def _count(head: Head, container: Any, stream: Any, kind: str) -> int:
     if kind in ("MP4", "AVI"):
         entries = stream.index_entries
         if len(entries) == stream.frames > 0:
-            last = 0
-            shown = 0
+            last = shown = 0
             for entry in entries:
                 last = max(last, entry.pos + entry.size)
                 shown += entry.size > 0 and not entry.is_discard
-            if last > head.size:
-                raise head.fail("truncated_media", "is cut short: its frames end behind the end of the file")
+            cut = "is cut short: its frames end behind the end of the file"
+            head.refuse(last > head.size, cut, "truncated_media")
             return shown
     return sum(1 for packet in container.demux(stream) if packet.size and not packet.is_discard)
 
@@ -276,9 +271,7 @@ def _cut(head: Head) -> bool:
         return _mp4_is_cut(head)
     if data[:4] == b"RIFF":
         return int.from_bytes(data[4:8], "little") + 8 > head.size + 1
-    if data[:4] == b"\x1a\x45\xdf\xa3":
-        return _matroska_cut(head)
-    return False
+    return data[:4] == b"\x1a\x45\xdf\xa3" and _matroska_cut(head)
 
 
 def _matroska_cut(head: Head) -> bool:
@@ -291,22 +284,20 @@ def _matroska_cut(head: Head) -> bool:
     width = 9 - lead.bit_length()
     if width > 8:
         return False
-    value = int.from_bytes(data[at + 4 : at + 4 + width], "big") & (1 << 7 * width) - 1
-    unknown = value == (1 << 7 * width) - 1
-    return not unknown and at + 4 + width + value > head.size
+    unknown = (1 << 7 * width) - 1
+    value = int.from_bytes(data[at + 4 : at + 4 + width], "big") & unknown
+    return value != unknown and at + 4 + width + value > head.size
 
 
 def _decode(head: Head, header: VideoHeader, wanted: list[int]) -> NDArray[np.uint8]:
-    av = _av()
     kept: dict[int, NDArray[np.uint8]] = {}
-    needed = set(wanted)
-    count = 0
+    needed, count = set(wanted), 0
+    av = _av()
     try:
         with _opened(head) as container:
             for frame in container.decode(video=0):
                 if count in needed:
-                    turns = _turn_of(frame) // 90
-                    kept[count] = np.rot90(frame.to_ndarray(format="rgb24"), -turns)
+                    kept[count] = np.rot90(frame.to_ndarray(format="rgb24"), -(_turn_of(frame) // 90))
                 count += 1
     except av.error.FFmpegError as error:
         raise _broken(head, error) from None
@@ -337,5 +328,4 @@ def _broken(head: Head, error: Exception) -> SampleError:
             f"is no video format that is read here (it starts with {data[:8]!r})",
             hint="MP4, MOV, AVI, Matroska and WebM are read; convert it, or give a list of frames",
         )
-    said = one_line(error, 160)
-    return head.fail("unreadable_media", f"cannot be read ({type(error).__name__}: {said})")
+    return head.fail("unreadable_media", f"cannot be read ({described(error, 160)})")

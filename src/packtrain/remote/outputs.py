@@ -171,9 +171,7 @@ class _Sender:
             return
         with open(made, "rb") as handle:
             digest = hashlib.file_digest(handle, "sha256").hexdigest()
-        told = places.named(url)
-        with as_source():
-            system, remote = system_of(url, told)
+        with _behind(url) as (system, remote, told):
             info = _there(system, remote, told, place, made, digest)
             if info is None:
                 make_room(places.root_of(place), os.path.getsize(made))
@@ -185,9 +183,8 @@ class _Sender:
         place, url = self._url(path)
         if url is None:
             return None
-        data, told = made.read_bytes(), places.named(url)
-        with as_source():
-            system, remote = system_of(url, told)
+        data = made.read_bytes()
+        with _behind(url) as (system, remote, told):
             new = tried(told, lambda: _created(system, remote, data), TRIES, "written")
             if new:
                 info = tried(told, lambda: fresh(system).info(remote), TRIES)
@@ -203,9 +200,7 @@ class _Sender:
         place, url = self._url(folder)
         if url is None:
             return False
-        told = places.named(url)
-        with as_source():
-            system, remote = system_of(url, told)
+        with _behind(url) as (system, remote, told):
             found = tried(told, lambda: fresh(system).find(remote), TRIES)
         start = str(system._strip_protocol(url)).rstrip("/")
         for name in sorted(map(str, found)):
@@ -214,9 +209,7 @@ class _Sender:
         return True
 
     def _remove(self, place: str, url: str) -> None:
-        told = places.named(url)
-        with as_source():
-            system, remote = system_of(url, told)
+        with _behind(url) as (system, remote, told):
             try:
                 tried(told, lambda: _gone(system, remote), TRIES, "removed")
             except SampleError as error:
@@ -236,6 +229,14 @@ class _Sender:
 
 
 _ELSEWHERE = _Sender()
+
+
+@contextlib.contextmanager
+def _behind(url: str) -> Iterator[tuple[Any, str, str]]:
+    """(file system, path in it, name for messages) of a URL; a fault of a file inside is a `SourceError`."""
+    told = places.named(url)
+    with as_source():
+        yield *system_of(url, told), told
 
 
 def _there(

@@ -70,9 +70,7 @@ class Remote:
         info: Mapping[str, Any] | None = None,
         tries: int | None = None,
     ) -> None:
-        self._system = system
-        self._path = path
-        self.name = name
+        self._system, self._path, self.name = system, path, name
         self._whole: bytes | None = None
         if info is None:
             info = tried(name, lambda: dict(system.info(path)), tries)
@@ -82,8 +80,7 @@ class Remote:
         if size is None:  # a server that does not tell: the file is read once
             self._whole = tried(name, lambda: bytes(system.cat_file(path)))
             size = len(self._whole)
-        self.size = int(size)
-        self.info = info
+        self.size, self.info = int(size), info
         self.stamp = zlib.crc32(stamp_of(info).encode("utf-8", "backslashreplace"))
 
     def read(self, offset: int, count: int, tries: int | None = None) -> bytes:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from ..checks import is_finite
 from ..errors import SampleError, counted
 from ._account import Account
-from ._content import check_list, check_text, fault
+from ._content import check_list, check_text, fault, refuse
 from ._records import Twice, loads
 from ._values import absent, pruned
 from .keys import BLOCK, LOSS
@@ -32,11 +32,10 @@ def parsed(value: Any, what: str, *, strict: bool = True) -> Any:
     try:
         return loads(value)
     except (ValueError, RecursionError) as error:
-        if isinstance(error, Twice):
-            raise fault(f"{what} gives {error}") from None
-        if strict:
-            raise fault(f"{what} is not JSON") from None
-        return value
+        if not strict and not isinstance(error, Twice):
+            return value
+        told = f"gives {error}" if isinstance(error, Twice) else "is not JSON"
+        raise fault(f"{what} {told}") from None
 
 
 def calls_of(content: Any, what: str) -> list[dict[str, Any]]:
@@ -50,19 +49,16 @@ def calls_of(content: Any, what: str) -> list[dict[str, Any]]:
     for item in held if isinstance(held, (list, tuple)) else [held]:
         call = parsed(item, f"{what} (a function call)") if isinstance(item, str) else item
         call = pruned(call) if isinstance(call, Mapping) else {}
-        inner = call.get("function")
+        inner: Any = call.get("function")
         wrapped = isinstance(inner, Mapping)
-        named: dict[str, Any] = dict(inner) if isinstance(inner, Mapping) else dict(call)
-        if not isinstance(named.get("name"), str):
-            raise fault(f"{what} is a function call without a name")
-        named["arguments"] = _arguments(named, what)
-        function = {"name": named.pop("name"), "arguments": named.pop("arguments")}
+        named: dict[str, Any] = dict(inner if wrapped else call)
+        refuse(not isinstance(named.get("name"), str), f"{what} is a function call without a name")
+        function = {"name": named.pop("name"), "arguments": _arguments(named, what)}
         rest = {key: value for key, value in (call if wrapped else named).items() if key != "function"}
         odd = [key for key in rest if key not in _BESIDE] + (list(named) if wrapped else [])
         if odd:
             raise fault(f"{what} is a function call with {odd[0]!r} beside its name and arguments")
-        rest = rest if wrapped else {"type": "function", **rest}
-        out.append({**rest, "function": function})
+        out.append({**({} if wrapped else {"type": "function"}), **rest, "function": function})
     return out
 
 
@@ -105,14 +101,14 @@ def blocks_of(content: Any, role: str, what: str, account: Any) -> Blocks | None
     for number, (kind, part) in enumerate(zip(kinds, content, strict=True)):
         where = f"part {number} of {what}"
         if kind not in BLOCK:
-            if found.calls:
-                raise fault(f"{where} stands behind a tool_use", hint="write it as a message of its own")
+            hint = "write it as a message of its own"
+            refuse(found.calls, f"{where} stands behind a tool_use", hint=hint)
             if not found.runs or isinstance(found.runs[-1], tuple):
                 found.runs.append([])
             found.runs[-1] = [*found.runs[-1], part]
             continue
-        if (role == "assistant") != (kind != "tool_result") or role == "system":
-            raise fault(f"{where} is a {kind} of the role {role}")
+        others = (role == "assistant") != (kind != "tool_result") or role == "system"
+        refuse(others, f"{where} is a {kind} of the role {role}")
         reads = {"tool_use": ("id", "name", "input"), "tool_result": ("tool_use_id", "content")}
         known = {"type", *reads.get(str(kind), ("thinking", "signature"))}
         account.rest(part, [key for key in part if key not in known], "content[].")
@@ -135,16 +131,13 @@ def _kind(part: Any) -> str | None:
 
 def tools_of(tools: Any, what: str) -> list[Any]:
     """The tools of a field: a list of objects, JSON text of one, or a list of JSON texts."""
-    if isinstance(tools, str):
-        if not tools.strip():
-            return []
-        tools = parsed(tools, what)
-    else:
-        tools = pruned(tools)
+    if isinstance(tools, str) and not tools.strip():
+        return []
+    tools = parsed(tools, what) if isinstance(tools, str) else pruned(tools)
     if absent(tools):
         return []
-    held = check_list(tools, what, "tools")
-    read = [parsed(tool, f"item {number} of {what}") for number, tool in enumerate(held)]
+    held = enumerate(check_list(tools, what, "tools"))
+    read = [parsed(tool, f"item {number} of {what}") for number, tool in held]
     check_json({"tools": read}, "the record")
     return read
 
@@ -153,11 +146,10 @@ def check_json(value: Mapping[str, Any], what: str) -> None:
     """Values that UTF-8 and JSON can hold."""
     if value:
         try:
-            check_text(json.dumps(value, ensure_ascii=False, default=str), f"{', '.join(value)} of {what}")
+            text = json.dumps(value, ensure_ascii=False, default=str)
         except (ValueError, RecursionError) as error:
-            if isinstance(error, SampleError):
-                raise
             raise fault(f"{', '.join(value)} of {what} cannot be written as JSON: {error}") from None
+        check_text(text, f"{', '.join(value)} of {what}")
 
 
 # --------------------------------------------------------------------------------------------
@@ -186,17 +178,14 @@ def loss_of(message: Mapping[str, Any], flags: Iterable[str], role: str, what: s
         value = message[flag]
         if isinstance(value, str) and value.strip().lower() in ("true", "false"):
             value = value.strip().lower() == "true"
-        if not is_finite(value) or value < 0:
-            raise fault(f"{what} has {flag} {value!r}", hint="true, false, or a weight >= 0")
+        told = f"{what} has {flag} {value!r}"
+        refuse(not is_finite(value) or value < 0, told, hint="true, false, or a weight >= 0")
         asked = float(value)
         if not LOSS[flag]:
-            if asked not in (0.0, 1.0):
-                raise fault(
-                    f"{what} has {flag} {value!r}", hint="true masks a message; loss_weight takes weights"
-                )
+            hint = "true masks a message; loss_weight takes weights"
+            refuse(asked not in (0.0, 1.0), told, hint=hint)
             asked = 1.0 - asked
-        if weight is not None and weight != asked:
-            raise fault(f"{what} has {first} and {flag}, which disagree")
+        refuse(weight is not None and weight != asked, f"{what} has {first} and {flag}, which disagree")
         weight, first = asked, flag
     if role != "assistant":
         if weight:
@@ -281,10 +270,10 @@ def objects_of(value: Any, texts: Iterable[str], images: int) -> dict[str, Any] 
     if odd:
         raise fault(f"objects holds {odd[0]!r}", hint=f"it takes {', '.join(_KEYS)}")
     names, boxes, which = (held.get(name, []) for name in ("ref", "bbox", "image_id"))
-    if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
-        raise fault("ref of objects is not a list of texts")
-    if not isinstance(boxes, (list, tuple)) or not all(_is_box(box) for box in boxes):
-        raise fault("bbox of objects is not a list of [x1, y1, x2, y2] or [x, y]")
+    texts_only = isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names)
+    refuse(not texts_only, "ref of objects is not a list of texts")
+    boxes_only = isinstance(boxes, (list, tuple)) and all(map(_is_box, boxes))
+    refuse(not boxes_only, "bbox of objects is not a list of [x1, y1, x2, y2] or [x, y]")
     for mark, found in ((REF, names), (BOX, boxes)):
         if places[mark] != len(found):
             raise SampleError(
@@ -293,8 +282,7 @@ def objects_of(value: Any, texts: Iterable[str], images: int) -> dict[str, Any] 
                 hint="ignore_keys: [objects] trains the text as it stands",
             )
     kind = held.get("bbox_type", "real")
-    if kind not in ("real", "norm1"):
-        raise fault(f"bbox_type of objects is {kind!r}", hint="real or norm1")
+    refuse(kind not in ("real", "norm1"), f"bbox_type of objects is {kind!r}", hint="real or norm1")
     which = [*which, *[0] * (len(boxes) - len(which))] if isinstance(which, (list, tuple)) else which
     known = isinstance(which, list) and len(which) == len(boxes)
     if not known or not all(type(number) is int and 0 <= number < images for number in which):

@@ -58,6 +58,12 @@ def fault(what: str, *, hint: str | None = None) -> SampleError:
     return SampleError("malformed_record", what, hint=hint)
 
 
+def refuse(bad: object, what: str, *, hint: str | None = None, reason: str = "malformed_record") -> None:
+    """Refuse a record where something of it is bad; `what` is made in any case, so it is plain."""
+    if bad:
+        raise SampleError(reason, what, hint=hint)
+
+
 class Media:
     """The media a record lists beside its text, handed out in order, and how many were asked for.
 
@@ -70,8 +76,7 @@ class Media:
     __slots__ = ("account", "asked", "base", "inline", "kinds", "listed", "numbered")
 
     def __init__(self, listed: Mapping[str, list[Part]], kinds: Mapping[str, str], account: Any) -> None:
-        self.kinds = kinds
-        self.account = account
+        self.kinds, self.account = kinds, account
         self.listed = {kind: listed.get(kind, []) for kind in MODALITIES}
         self.asked = dict.fromkeys(MODALITIES, 0)
         self.inline = dict.fromkeys(MODALITIES, 0)
@@ -152,8 +157,7 @@ def read_content(content: Any, media: Media, pattern: re.Pattern[str] | None, wh
     """
     if isinstance(content, str):
         return _split(content, media, pattern, what)
-    if content is None:
-        raise fault(f"{what} has null content")
+    refuse(content is None, f"{what} has null content")
     if isinstance(content, Mapping):
         content = [content]
     if not isinstance(content, Sequence) or isinstance(content, (bytes, bytearray)):
@@ -271,8 +275,7 @@ def set_knobs(holder: Mapping[str, Any], parts: Sequence[Part], account: Any) ->
     kind = part["type"]
     found, taken = knobs_of(kind, holder, listed=isinstance(part[kind], list))
     for name, value in found.items():
-        if part.setdefault(name, value) != value:
-            raise fault(f"{name} of the {kind} and of the record disagree")
+        refuse(part.setdefault(name, value) != value, f"{name} of the {kind} and of the record disagree")
     if "start" in found and "end" not in part:
         first = next(name for name in STARTS if name in taken)
         raise unread(first, f"stands without an end beside the {kind}", hint="set it in the medium")
@@ -425,8 +428,8 @@ def listed_media(value: Any, what: str, account: Any) -> dict[str, list[Part]]:
             if kind in MODALITIES:
                 ref = next((item[key] for key in (str(kind), *_REFS) if not absent(item.get(key))), item)
         kind = kind_of_ref(ref) if kind is None else kind
-        if kind not in MODALITIES:
-            raise fault(f"{place} is no image, video or sound by its name", hint="use images, videos, audios")
+        told = f"{place} is no image, video or sound by its name"
+        refuse(kind not in MODALITIES, told, hint="use images, videos, audios")
         out[str(kind)].append(_medium(str(kind), ref, place, account))
     return out
 
@@ -439,11 +442,9 @@ def _is_picture(item: Any) -> bool:
 def _medium(kind: str, value: Any, what: str, account: Any) -> Part:
     """`{kind: ref}` with the hints and knobs that an object around the ref holds."""
     if kind == "video" and isinstance(value, (list, tuple)):
-        if not value:
-            raise fault(f"{what} has a video without frames")
-        return {
-            kind: [ref_of("image", item, f"frame {number} of {what}") for number, item in enumerate(value)]
-        }
+        refuse(not value, f"{what} has a video without frames")
+        named = ((item, f"frame {number} of {what}") for number, item in enumerate(value))
+        return {kind: [ref_of("image", item, where) for item, where in named]}
     if not isinstance(value, Mapping):
         return {kind: ref_of(kind, value, what)}
     live = {key: held for key, held in value.items() if not absent(held)}
@@ -504,8 +505,11 @@ def refuse_tagged(content: Any, what: str) -> None:
     for text in texts:
         text = text.get("text") if isinstance(text, Mapping) else text
         if isinstance(text, str) and names_medium(text):
-            hint = "list the file in images, videos or audios"
-            raise unread("content", f"of {what} names a medium in tags", hint=hint)
+            raise unread(
+                "content",
+                f"of {what} names a medium in tags",
+                hint="list the file in images, videos or audios",
+            )
 
 
 def ref_of(kind: str, value: Any, what: str) -> Ref:

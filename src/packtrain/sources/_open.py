@@ -141,15 +141,12 @@ def _of_folder(path: str) -> str:
     if not fits:
         deep = [("parquet", suffixes["parquet"]), ("audio_dir", clips.SUFFIXES_OF_CLIPS)]
         fits = [kind for kind, ends in deep if _deep(path, ends)]
-    if len(fits) > 1 and os.path.isdir(os.path.join(path, ".packtrain")):
-        raise SourceError(
-            f"{path} holds exported packs", hint="data.kind: exported trains on them; open_packs reads them"
-        )
     if len(fits) > 1:
-        raise SourceError(
-            f"{path} holds files of several kinds: {', '.join(fits)}",
-            hint=f"kind={fits[0]!r} names one, or a glob of the files that are meant",
-        )
+        what = f"files of several kinds: {', '.join(fits)}"
+        hint = f"kind={fits[0]!r} names one, or a glob of the files that are meant"
+        if os.path.isdir(os.path.join(path, ".packtrain")):
+            what, hint = "exported packs", "data.kind: exported trains on them; open_packs reads them"
+        raise SourceError(f"{path} holds {what}", hint=hint)
     return fits[0] if fits else "pairs"  # whose message says what a folder may hold
 
 

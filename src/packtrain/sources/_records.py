@@ -68,14 +68,15 @@ def record_of(data: bytes, what: str) -> dict[str, Any]:
     Raises:
         SampleError: malformed_record; `what` says of what.
     """
+    record: dict[str, Any] = {}
     try:
         record = loads(data.decode("utf-8-sig"))
-    except UnicodeDecodeError:
-        raise SampleError("malformed_record", f"{what} is not UTF-8") from None
+        fault = None if isinstance(record, dict) else f"is {type(record).__name__}, not an object"
     except (ValueError, RecursionError) as error:
-        raise SampleError("malformed_record", f"{what} is not valid JSON: {error}") from None
-    if not isinstance(record, dict):
-        raise SampleError("malformed_record", f"{what} is {type(record).__name__}, not an object")
+        text = isinstance(error, UnicodeDecodeError)
+        fault = "is not UTF-8" if text else f"is not valid JSON: {error}"
+    if fault is not None:
+        raise SampleError("malformed_record", f"{what} {fault}")
     return record
 
 
@@ -232,9 +233,7 @@ class RecordFile:
         self, file: Pinned, kind: str, index: _index.Index, cache_dir: StrPath | None = None
     ) -> None:
         self._file = replace(file, sha256=index.sha256)
-        self._cache_dir = cache_dir
-        self._kind = kind
-        self._index = index
+        self._cache_dir, self._kind, self._index = cache_dir, kind, index
         self.path = file.path
         self.folder, self._name = os.path.split(file.path)
 
@@ -281,22 +280,27 @@ class RecordFile:
         number = numbered(index, len(self), self._name)
         start, stop = self._span(number)
         if stop - start > MOST_RECORD:
-            raise self._malformed(number, f"has {stop - start:,} bytes, a record has at most {MOST_RECORD:,}")
+            told = f"{self.where(number)} has {stop - start:,} bytes, a record has at most {MOST_RECORD:,}"
+            raise SampleError("malformed_record", told)
         data = read(self._file, start, stop - start).strip(_SPACE)
         if self._kind == "json":
             data = data.removesuffix(b",").rstrip(_SPACE)
+        record: dict[str, Any] = {}
+        hint = None
         try:
             record = loads(data.decode("utf-8"))
+            fault = None if isinstance(record, dict) else f"is {type(record).__name__}, not an object"
         except UnicodeDecodeError as error:
-            fault = self._malformed(number, f"is not UTF-8 (byte {start + error.start} of the file)")
-            fault.hint = "convert the file to UTF-8"
-            raise fault from None
+            fault, hint = (
+                f"is not UTF-8 (byte {start + error.start} of the file)",
+                "convert the file to UTF-8",
+            )
         except Twice as error:
-            raise self._malformed(number, f"gives {error}") from None
+            fault = f"gives {error}"
         except ValueError as error:
-            raise self._malformed(number, f"is not valid JSON: {error}" if data else "is empty") from None
-        if not isinstance(record, dict):
-            raise self._malformed(number, f"is {type(record).__name__}, not an object")
+            fault = f"is not valid JSON: {error}" if data else "is empty"
+        if fault is not None:
+            raise SampleError("malformed_record", f"{self.where(number)} {fault}", hint=hint)
         return record
 
     def where(self, index: int) -> str:
@@ -318,9 +322,6 @@ class RecordFile:
                 raise
             self._index = again
             return again.span(index)
-
-    def _malformed(self, index: int, what: str) -> SampleError:
-        return SampleError("malformed_record", f"{self.where(index)} {what}")
 
 
 def open_records(

@@ -24,7 +24,7 @@ from ..errors import nearest
 from . import keys
 from ._account import Account, unread
 from ._beside import blocks_of, calls_of, check_json, loss_of, parsed, tools_of
-from ._content import check_list, check_object, check_text, fault
+from ._content import check_list, check_object, check_text, fault, refuse
 from ._values import absent, kind_of_ref
 
 ROLES = {
@@ -196,13 +196,14 @@ def detect(fields: Fields) -> str:
 
 
 def _texts(fields: Fields, structured: bool) -> Draft:
-    pairs = parsed(fields.get("texts"), f"field {fields.name('texts')!r}")
-    if not isinstance(pairs, (list, tuple)):
-        raise fault(f"field {fields.name('texts')!r} is not a list of user and assistant texts")
+    name = fields.name("texts")
+    pairs = parsed(fields.get("texts"), f"field {name!r}")
+    unlisted = not isinstance(pairs, (list, tuple))
+    refuse(unlisted, f"field {name!r} is not a list of user and assistant texts")
     turns: list[Turn] = []
     for number, pair in enumerate(pairs):
-        if not isinstance(pair, Mapping) or "user" not in pair or "assistant" not in pair:
-            raise fault(f"item {number} of {fields.name('texts')!r} has no user and assistant text")
+        lacking = not isinstance(pair, Mapping) or "user" not in pair or "assistant" not in pair
+        refuse(lacking, f"item {number} of {name!r} has no user and assistant text")
         fields.account.rest(pair, [key for key in pair if key not in ("user", "assistant")], "texts[].")
         turns += [Turn("user", pair["user"], {}, {}), Turn("assistant", pair["assistant"], {}, {})]
     return Draft(_with_system(turns, fields), _tools(fields), media_first=True)
@@ -220,15 +221,15 @@ def _alpaca(fields: Fields, structured: bool) -> Draft:
 def _history(fields: Fields) -> list[Turn]:
     turns: list[Turn] = []
     name = fields.name("history")
-    history = parsed(fields.get("history"), f"field {name!r}") if fields.get("history") else None
-    if history is not None and not isinstance(history, (list, tuple)):
-        raise fault(f"field {name!r} is not a list of [question, answer] pairs")
+    history = parsed(fields.get("history") or None, f"field {name!r}")
+    unlisted = history is not None and not isinstance(history, (list, tuple))
+    refuse(unlisted, f"field {name!r} is not a list of [question, answer] pairs")
     for number, pair in enumerate(history or ()):
         if isinstance(pair, Mapping):
             turns.append(_turn(pair, f"item {number} of {name!r}", True, fields.account, []))
             continue
-        if not isinstance(pair, (list, tuple)) or len(pair) != 2:
-            raise fault(f"item {number} of {name!r} is not a [question, answer] pair")
+        alone = not isinstance(pair, (list, tuple)) or len(pair) != 2
+        refuse(alone, f"item {number} of {name!r} is not a [question, answer] pair")
         turns += [Turn("user", pair[0], {}, {}), Turn("assistant", pair[1], {}, {})]
     return turns
 
@@ -276,11 +277,11 @@ def _columns(fields: Fields, structured: bool) -> Draft:
 def _captions(fields: Fields, structured: bool) -> Draft:
     held = [fields.record[name] for name in keys.CAPTION if not absent(fields.record.get(name))]
     found = held[0] if held and isinstance(held[0], (list, tuple)) else held[:1]
-    if len(held) != 1 or len(found) != 1:
-        raise fault(
-            f"has {max(len(held), len(found))} captions, expected one",
-            hint="write a record for each; packs of LLaVA-OneVision are read by kind llava_packed",
-        )
+    refuse(
+        len(held) != 1 or len(found) != 1,
+        f"has {max(len(held), len(found))} captions, expected one",
+        hint="write a record for each; packs of LLaVA-OneVision are read by kind llava_packed",
+    )
     said = found[0]
     if isinstance(said, Mapping):
         fields.account.rest(said, [key for key in said if key not in ("content", "role")], "captions[].")
@@ -322,8 +323,8 @@ def _all(messages: Any, name: str | None, structured: bool, account: Account, to
         if calls and called:
             last = turns[-1]
             joined = [*last.extra["tool_calls"], *turn.extra["tool_calls"]]
-            if last.extra.get("loss") != turn.extra.get("loss"):
-                raise fault(f"message {number}{beside} and the call before it have other loss flags")
+            others = last.extra.get("loss") != turn.extra.get("loss")
+            refuse(others, f"message {number}{beside} and the call before it have other loss flags")
             turns[-1] = last._replace(extra={**last.extra, "tool_calls": joined})
         else:
             turns += _told_apart(turn, f"message {number}{beside}", account)
@@ -339,8 +340,8 @@ def _told_apart(turn: Turn, what: str, account: Account) -> list[Turn]:
     if turn.role == "assistant":
         made = {"tool_calls": blocks.calls, "reasoning_content": blocks.reasoning}
         made = {name: value for name, value in made.items() if value}
-        if not made.keys().isdisjoint(turn.extra):
-            raise fault(f"{what} has {' and '.join(made)} in its content and beside it")
+        twice = not made.keys().isdisjoint(turn.extra)
+        refuse(twice, f"{what} has {' and '.join(made)} in its content and beside it")
         check_json(made, what)
         return [turn._replace(content=[part for run in blocks.runs for part in run], extra=turn.extra | made)]
     if turn.media or turn.extra:
@@ -377,18 +378,15 @@ def _turn(message: Any, what: str, structured: bool, account: Account, tools: li
     message = check_object(message, what)
     role = _said_role(message, what)
     known = ROLES[role]
-    extra: dict[str, Any] = {}
-    media: dict[str, Any] = {}
-    if message.keys() in _PLAIN:
-        content = message.get("content", message.get("value"))
-    else:
+    if message.keys() not in _PLAIN:
         content = _one(message, "content", "value", what)
         content, extra, media = _rest(message, content, known, what, account, tools)
+    else:
+        content, extra, media = message.get("content", message.get("value")), {}, {}
     if role in CALLS:
         calls = calls_of(content, what)
         if structured:
-            if "tool_calls" in extra:
-                raise fault(f"{what} is a function call and has tool_calls")
+            refuse("tool_calls" in extra, f"{what} is a function call and has tool_calls")
             extra["tool_calls"], content = calls, ""
     if content is None and (extra.get("tool_calls") or media):
         content = ""  # an assistant that only calls tools; a turn that is a medium
@@ -472,11 +470,12 @@ def _hold(media: dict[str, Any], name: str, field: str, value: Any, account: Acc
 def _keep(extra: dict[str, Any], name: str, field: str, value: Any, what: str) -> None:
     """What a message keeps beside its content."""
     if field in ("tool_calls", "function_call"):
-        if "tool_calls" in extra:
-            raise fault(f"{what} has tool_calls and function_call")
+        refuse("tool_calls" in extra, f"{what} has tool_calls and function_call")
         extra["tool_calls"] = calls_of(value, what)
     elif field == "reasoning_content":
-        extra[field] = _text(value, f"{name} of {what}", extra.get(field))
+        other = extra.get(field) not in (None, value)
+        refuse(other, f"{name} of {what} stands beside another text of its kind")
+        extra[field] = check_text(value, f"{name} of {what}")
     else:
         extra[field] = value
 
@@ -488,8 +487,8 @@ def _typed(kind: Any, content: Any, media: dict[str, Any], what: str) -> Any:
     modality = keys.PART.get(kind)
     if modality in (None, "text"):
         return content
-    if isinstance(content, str) and content and kind_of_ref(content) is None and "/" not in content:
-        raise fault(f"{what} has the type {kind!r}, but its content is no file")
+    words = isinstance(content, str) and content and kind_of_ref(content) is None and "/" not in content
+    refuse(words, f"{what} has the type {kind!r}, but its content is no file")
     if isinstance(content, (list, tuple)) and all(
         isinstance(item, Mapping) and "type" in item for item in content
     ):
@@ -498,18 +497,12 @@ def _typed(kind: Any, content: Any, media: dict[str, Any], what: str) -> Any:
     return ""
 
 
-def _text(value: Any, what: str, other: Any) -> str:
-    if other not in (None, value):
-        raise fault(f"{what} stands beside another text of its kind")
-    return check_text(value, what)
-
-
 def _with_system(turns: list[Turn], fields: Fields) -> list[Turn]:
     system = fields.text("system")
     if not system:
         return turns
-    if any(turn.role == "system" for turn in turns):
-        raise fault(f"has a system message and the field {fields.name('system')!r}")
+    twice = any(turn.role == "system" for turn in turns)
+    refuse(twice, f"has a system message and the field {fields.name('system')!r}")
     return [Turn("system", system, {}, {}), *turns]
 
 
@@ -517,8 +510,8 @@ def _tools(fields: Fields, beside: list[Any] | None = None) -> list[Any]:
     """Tools of the record, or of its messages where it has none."""
     tools = tools_of(fields.get("tools"), f"field {fields.name('tools')!r}")
     for other in beside or ():
-        if tools and other and other != tools:
-            raise fault("has other tools in a message than elsewhere", hint="give them once")
+        others = tools and other and other != tools
+        refuse(others, "has other tools in a message than elsewhere", hint="give them once")
         tools = tools or other
     return tools
 

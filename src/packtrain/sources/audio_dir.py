@@ -59,11 +59,8 @@ class Clips:
     """Clips of a folder. Rows are held in memory; clips are opened by whoever measures or encodes them."""
 
     def __init__(self, folder: str, kind: str, rows: list[Row], prompt: str, unlisted: int = 0) -> None:
-        self.folder = folder
+        self.folder, self._kind, self._rows, self._prompt = folder, kind, rows, prompt
         self.unlisted = unlisted  # clips of the folder that its table does not name
-        self._kind = kind
-        self._rows = rows
-        self._prompt = prompt
         # of names, texts, hints and prompt; the clips are no part of it, as with other media
         self.fingerprint = files.digest_json({"kind": "audio_dir", "rows": rows, "prompt": prompt})
 

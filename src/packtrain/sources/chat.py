@@ -242,23 +242,17 @@ class ChatSource(Over):
             refuse_beside(record, left, "\n".join(part.get("text", "") for part in asked))
         elif shape in ("messages", "sharegpt"):
             held = fields.get(shape if shape == "messages" else "conversations")
-        said: set[str] = set()
-        media = False
-        for message in messages:
-            for part in message["content"]:
-                if part["type"] == "text":
-                    said.add(part["text"].strip())
-                else:
-                    media = True
-            said.add(message.get("reasoning_content", ""))
-        said.discard("")
+        parts = _parts(messages)
+        texts = [part["text"].strip() for part in parts if part["type"] == "text"]
+        thoughts = (message.get("reasoning_content", "") for message in messages)
+        said, media = frozenset((*texts, *thoughts)) - {""}, len(texts) < len(parts)
         rest = [
             name
             for name in left
             if not (name in WANTED and isinstance(record[name], bool))
             and (held is None or record[name] != held)  # a second conversation that says the same
         ]
-        self.account.rest(record, rest, said=frozenset(said), media=media)
+        self.account.rest(record, rest, said=said, media=media)
 
     def _passed(self, sample: Mapping[str, Any]) -> dict[str, Any]:
         """A sample that is normalised already; only where its media may lie is checked."""
@@ -294,8 +288,8 @@ class ChatSource(Over):
             for kind, parts in _content.listed_media(
                 fields.get("media"), f"field {fields.name('media')!r}", self.account
             ).items():
-                if parts and listed[kind]:
-                    raise _content.fault(f"has {kind}s in {fields.name('media')!r} and elsewhere")
+                both = parts and listed[kind]
+                _content.refuse(both, f"has {kind}s in {fields.name('media')!r} and elsewhere")
                 listed[kind] = listed[kind] or parts
         self._add_hints(fields, listed)
         return listed
@@ -311,17 +305,14 @@ class ChatSource(Over):
                 continue
             parts = [part for kind in _content.MODALITIES if name in HINTS[kind] for part in listed[kind]]
             values = list(values) if isinstance(values, (list, tuple)) else [values]
-            if len(values) != len(parts):
-                raise _content.fault(
-                    f"field {fields.name(name)!r} has {len(values)} values for {len(parts)} media"
-                )
+            told = f"field {fields.name(name)!r} has {len(values)} values for {len(parts)} media"
+            _content.refuse(len(values) != len(parts), told)
             for part, value in zip(parts, values, strict=True):
                 if value is not None:
                     part[name] = checked(name, value)
 
     def _messages(self, draft: Draft, listed: Mapping[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
-        if not draft.turns:
-            raise SampleError("empty", "the record has no messages")
+        _content.refuse(not draft.turns, "the record has no messages", reason="empty")
         messages, media = self._read(draft, listed, answers=False)
         if not media.complete():
             if any("<" in part.get("text", "") for part in _parts(messages, "assistant")):
@@ -385,25 +376,24 @@ class ChatSource(Over):
 def _check_said(messages: list[dict[str, Any]]) -> None:
     """There is an answer to train on and a question that was asked; empty answers are not trained."""
     answers = [message for message in messages if message["role"] == "assistant"]
-    if not answers:
-        raise SampleError("no_assistant_turn", "the record has no assistant message: nothing to train on")
+    untold = "the record has no assistant message: nothing to train on"
+    _content.refuse(not answers, untold, reason="no_assistant_turn")
     said = [
         message
         for message in answers
         if message.get("tool_calls") or _holds_text(message) or message.get("reasoning_content", "").strip()
     ]
-    if not said:
-        raise SampleError("empty", "every assistant message is empty")
+    _content.refuse(not said, "every assistant message is empty", reason="empty")
     if len(said) < len(answers):
         for message in answers:
             if not any(message is one for one in said):
                 message["loss"] = 0.0
     asked = [message for message in messages if message["role"] == "user"]
     media = any(part["type"] != "text" for message in asked for part in message["content"])
-    if asked and not media and not any(map(_holds_text, asked)):
-        raise SampleError("empty", "every user message is empty")
-    if all(message.get("loss") == 0 for message in answers):
-        raise SampleError("unsupervised", "every answer is masked: nothing to train on")
+    silent = asked and not media and not any(map(_holds_text, asked))
+    _content.refuse(silent, "every user message is empty", reason="empty")
+    masked = all(message.get("loss") == 0 for message in answers)
+    _content.refuse(masked, "every answer is masked: nothing to train on", reason="unsupervised")
 
 
 def _objects(record: Mapping[str, Any], parts: list[dict[str, Any]]) -> dict[str, Any] | None:

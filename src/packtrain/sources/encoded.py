@@ -23,12 +23,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checks import one_of
-from ..errors import SampleError, SourceError, counted
+from ..errors import SourceError, counted
 from ..extend import Measured, Source
 from ..files import StrPath
 from . import keys
 from ._account import Account, unread
-from ._content import fault
+from ._content import fault, refuse
 from ._memory import Over, fields_of
 from ._values import absent, kind_of_ref
 
@@ -51,9 +51,7 @@ class EncodedRows(Over):
     def __init__(
         self, source: Source, train_on: str, columns: Mapping[str, str], ignore_keys: Sequence[str] = ()
     ) -> None:
-        self.source = source
-        self._train_on = train_on
-        self._columns = dict(columns)
+        self.source, self._train_on, self._columns = source, train_on, dict(columns)
         self.account = Account(ignore_keys)
 
     def fields(self) -> dict[str, Any]:
@@ -185,13 +183,12 @@ def read_row(row: Mapping[str, Any], train_on: str = "labels") -> dict[str, Any]
         SampleError: malformed_record, empty.
     """
     ids = _numbers(row.get("input_ids"), "input_ids")
-    if not len(ids):
-        raise SampleError("empty", "input_ids is empty")
-    if ids.min() < 0:
-        raise fault(f"input_ids holds {int(ids.min())}")
+    refuse(not len(ids), "input_ids is empty", reason="empty")
+    least = int(ids.min())
+    refuse(least < 0, f"input_ids holds {least}")
     mask = row.get("attention_mask")
-    if mask is not None and not _sized(mask, "attention_mask", len(ids)).all():
-        raise fault("attention_mask hides tokens: the row is padded", hint="store rows without padding")
+    padded = mask is not None and not _sized(mask, "attention_mask", len(ids)).all()
+    refuse(padded, "attention_mask hides tokens: the row is padded", hint="store rows without padding")
     for name in _LENGTHS:
         told = row.get(name)
         if isinstance(told, int) and told != len(ids):
@@ -200,8 +197,8 @@ def read_row(row: Mapping[str, Any], train_on: str = "labels") -> dict[str, Any]
     positions = row.get("position_ids")
     if positions is not None:
         array = _numbers(positions, "position_ids", axes=(1, 2))
-        if array.shape not in ((len(ids),), (3, len(ids))):
-            raise fault(f"position_ids has shape {list(array.shape)} for {len(ids)} tokens")
+        told = f"position_ids has shape {list(array.shape)} for {len(ids)} tokens"
+        refuse(array.shape not in ((len(ids),), (3, len(ids))), told)
         sample["position_ids"] = array
     return sample
 
@@ -216,8 +213,9 @@ def _labels(row: Mapping[str, Any], ids: NDArray[np.int64], train_on: str) -> ND
         if odd.any():
             raise fault(f"labels holds {int(labels[odd][0])}: not a token and not {IGNORED}")
         held = np.flatnonzero(labels[:-1] != IGNORED)
-        if len(held) > 1 and (labels[held] == ids[held + 1]).all() and (labels[held] != ids[held]).any():
-            raise fault("labels are input_ids moved by one", hint="store them in place: the loss moves them")
+        moved = len(held) > 1 and (labels[held] == ids[held + 1]).all() and (labels[held] != ids[held]).any()
+        hint = "store them in place: the loss moves them"
+        refuse(moved, "labels are input_ids moved by one", hint=hint)
     elif mask is not None:
         labels = np.where(mask, ids, IGNORED)
     elif train_on == "all":
@@ -240,8 +238,8 @@ def _sized(value: Any, name: str, size: int) -> NDArray[np.int64]:
 
 
 def _numbers(value: Any, name: str, axes: Sequence[int] = (1,)) -> NDArray[np.int64]:
-    if value is None or isinstance(value, (str, bytes, Mapping)):
-        raise fault(f"{name} is {type(value).__name__}, not a list of whole numbers")
+    single = value is None or isinstance(value, (str, bytes, Mapping))
+    refuse(single, f"{name} is {type(value).__name__}, not a list of whole numbers")
     try:
         array = np.asarray(value)
     except ValueError:

@@ -22,7 +22,7 @@ from ..errors import ConfigError, meant
 from ..extend import Source
 from ..files import StrPath
 from ._account import Account, unread
-from ._content import check_object, fault
+from ._content import check_object, fault, refuse
 from ._memory import Over
 from ._values import absent
 from .keys import FIELDS
@@ -103,20 +103,20 @@ class Dataset(Over):
         turns: list[dict[str, Any]] = []
         history = self._column(record, "history")
         for pair in history if isinstance(history, (list, tuple)) else ():
-            if not isinstance(pair, (list, tuple)) or len(pair) != 2:
-                raise fault(f"column {self.columns['history']!r} is not a list of [question, answer] pairs")
+            alone = not isinstance(pair, (list, tuple)) or len(pair) != 2
+            refuse(alone, f"column {self.columns['history']!r} is not a list of [question, answer] pairs")
             turns += [{"role": "user", "content": pair[0]}, {"role": "assistant", "content": pair[1]}]
         asked = [self._column(record, name) for name in ("prompt", "query")]
-        if not all(text is None or isinstance(text, str) for text in asked):
-            raise fault("its question is no text")
+        worded = all(text is None or isinstance(text, str) for text in asked)
+        refuse(not worded, "its question is no text")
         turns.append({"role": "user", "content": "\n".join(text for text in asked if text)})
         said = self._column(record, "response")
         return turns if said is None else [*turns, {"role": "assistant", "content": said}]
 
     def _turns(self, record: Mapping[str, Any]) -> list[dict[str, Any]]:
         messages = self._column(record, "messages")
-        if not isinstance(messages, (list, tuple)):
-            raise fault(f"column {self.columns.get('messages')!r} is no list of messages")
+        unlisted = not isinstance(messages, (list, tuple))
+        refuse(unlisted, f"column {self.columns.get('messages')!r} is no list of messages")
         role, content = self.tags["role_tag"], self.tags["content_tag"]
         turns: list[dict[str, Any]] = []
         for number, message in enumerate(messages):

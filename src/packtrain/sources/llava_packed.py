@@ -71,25 +71,25 @@ class LlavaPacked(InParts):
         number, place = self._parts.place(index)
         if self._read[0] != number:
             self._read = (number, self._packs[number])
-        record = self._read[1]
+        record: Any = self._read[1]
         captions = record["captions"]
         prompts, images = record.get("prompts", record.get("prompt")), record.get("images")
-        if not (isinstance(prompts, list) and isinstance(images, list)) or not (
-            len(prompts) == len(images) == len(captions)
-        ):
-            raise self._fault(number, "images, prompts and captions have not the same number of members")
+        listed = isinstance(prompts, list) and isinstance(images, list)
+        alike = listed and len(prompts) == len(images) == len(captions)
+        self._refuse(not alike, number, "images, prompts and captions have not the same number of members")
         asked, said, names = prompts[place], captions[place], images[place]
         if self._task == "captions":
             asked = [""] if isinstance(said, list) else ""
         asked, said = ([one] if isinstance(one, str) else one for one in (asked, said))
         names = [names] if isinstance(names, str) else names
-        if not (isinstance(asked, list) and isinstance(said, list) and len(asked) == len(said)):
-            raise self._fault(number, f"member {place} has not as many prompts as captions")
-        if not isinstance(names, list) or not all(isinstance(one, str) for one in [*asked, *said, *names]):
-            raise self._fault(number, f"member {place} holds what is neither text nor the name of an image")
+        paired = isinstance(asked, list) and isinstance(said, list) and len(asked) == len(said)
+        self._refuse(not paired, number, f"member {place} has not as many prompts as captions")
+        worded = isinstance(names, list) and all(isinstance(one, str) for one in [*asked, *said, *names])
+        told = f"member {place} holds what is neither text nor the name of an image"
+        self._refuse(not worded, number, told)
         failed = next((text for text in [*asked, *said] if _FAILED.match(text)), None)
-        if failed is not None:
-            raise self._fault(number, f"member {place} holds a failure in place of a text: {failed!r:.80}")
+        told = f"member {place} holds a failure in place of a text: {failed!r:.80}"
+        self._refuse(failed is not None, number, told)
         refs = [self._packs.image(number, name, place) for name in names if name]
         return {"messages": self._messages(number, place, asked, said, refs)}
 
@@ -110,8 +110,9 @@ class LlavaPacked(InParts):
             )
         return turns(asked, said, [{"type": "image", "image": ref} for ref in refs], placed=found > 0)
 
-    def _fault(self, number: int, what: str) -> SampleError:
-        return SampleError("malformed_record", f"{self._packs.where(number)}: {what}")
+    def _refuse(self, bad: bool, number: int, what: str) -> None:
+        if bad:
+            raise SampleError("malformed_record", f"{self._packs.where(number)}: {what}")
 
 
 def turns(

@@ -78,10 +78,8 @@ class Mixture(InParts):
     def __init__(
         self, parts: Sequence[Part], *, seed: int = 0, shuffle: bool = True, folder: str = "."
     ) -> None:
-        self.folder = os.path.abspath(folder)
-        self.parts = tuple(parts)
-        self.seed = seed
-        self.shuffle = shuffle
+        self.folder, self.parts = os.path.abspath(folder), tuple(parts)
+        self.seed, self.shuffle = seed, shuffle
         self._parts = Parts(f"mixture in {self.folder}", [part.count for part in self.parts])
         if not len(self):
             raise SourceError("a mixture holds no samples", hint="name sources with a weight above 0")

@@ -53,9 +53,7 @@ class Pairs:
     """Records of a folder of pairs. Picklable; each read checks that the file is still the one indexed."""
 
     def __init__(self, folder: str, entries: list[_Entry], unpaired: int) -> None:
-        self.folder = folder
-        self.unpaired = unpaired
-        self._entries = entries
+        self.folder, self.unpaired, self._entries = folder, unpaired, entries
         rows = [[entry.name, entry.sha256, list(entry.images)] for entry in entries]
         self.fingerprint = files.digest_json({"kind": "pairs", "records": rows})
 

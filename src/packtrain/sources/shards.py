@@ -122,8 +122,7 @@ class Shards(InParts):
     kind = "shards"
 
     def __init__(self, folder: str, files: Sequence[RecordFile | SmallFile]) -> None:
-        self.folder = folder
-        self._files = list(files)
+        self.folder, self._files = folder, list(files)
         self._parts = Parts(folder, map(len, self._files))
         self._names = below(folder, [file.path for file in self._files])
         self.fingerprint = self._identity(len(self._files))

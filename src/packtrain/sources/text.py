@@ -11,10 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..checks import one_of
-from ..errors import SampleError
 from ..extend import Source
 from ._account import Account
-from ._content import check_object, check_text, fault
+from ._content import check_object, check_text, fault, refuse
 from ._memory import Over, as_source
 from .keys import TEXT
 
@@ -54,8 +53,7 @@ class TextSource(Over):
                 hint=f"it has {', '.join(map(repr, record))}; columns={{'text': '{field}'}} names the text",
             )
         text = check_text(record[name], f"field {name!r}")
-        if not text:
-            raise SampleError("empty", f"field {name!r} is empty")
+        refuse(not text, f"field {name!r} is empty", reason="empty")
         self.account.rest(record, [key for key in record if key != name], media=False)
         self.account.alias(name, "text")
         self.account.end()

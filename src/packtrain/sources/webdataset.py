@@ -81,8 +81,7 @@ class Tars(OfFiles):
         self, root: str, held: Sequence[Pinned], samples: Sequence[list[_Sample]], prompt: str
     ) -> None:
         super().__init__("webdataset", root, held, map(len, samples), "samples", prompt=prompt)
-        self._samples = list(samples)
-        self._prompt = prompt
+        self._samples, self._prompt = list(samples), prompt
         self.fingerprint = self._identity(len(self._held), len(self))
 
     def _identity(self, tars: int, samples: int) -> str:

@@ -39,11 +39,9 @@ class Measurer:
     """Measures samples of one `HFTemplate`; holds its fast counter once there is one."""
 
     def __init__(self, template: Any) -> None:
-        self.template = template
+        self.template, self._seen = template, 0
         self._counter: TextCounter | None = None
-        self._opened = False
-        self._seen = 0
-        self._warned = False
+        self._opened = self._warned = False
 
     @property
     def cost_names(self) -> tuple[str, ...]:

@@ -158,23 +158,17 @@ class HFTemplate:
         ensure_torchvision()
         if isinstance(processor, (str, Path)):
             processor = load_processor(processor)
-        self.processor = processor
-        self.tokenizer = getattr(processor, "tokenizer", processor)
+        self.processor, self.tokenizer = processor, getattr(processor, "tokenizer", processor)
         self.family = choose_family(family, processor)
-        self.system = system
         self.max_length = positive("max_length", max_length)
-        self.truncation = truncation
         self.model_limit = positive("model_limit", model_limit)
         self.variables = dict(variables or {})
-        self.tokens_per_second = tokens_per_second
-        self.trust_hints = trust_hints
+        self.system, self.truncation, self.long_audio = system, truncation, long_audio
+        self.tokens_per_second, self.trust_hints = tokens_per_second, trust_hints
         self.text_counter = text_counter
-        self.long_audio = long_audio
         self.chat_template = None if chat_template is None else chat_template_of(chat_template, processor)
         self.allow_dropped = tuple(sorted(set(allow_dropped)))
-        self.train_on = train_on
-        self.reasoning = reasoning
-        self.answer_end = answer_end
+        self.train_on, self.reasoning, self.answer_end = train_on, reasoning, answer_end
         self.sampling = {k: v for k, v in (("fps", fps), ("max_frames", max_frames)) if v is not None}
         self.max_aspect_ratio = None if max_aspect_ratio is None else float(max_aspect_ratio)
         check_options(self)

@@ -91,13 +91,11 @@ class ChatRenderer:
         processor, tokenizer = template.processor, template.tokenizer
         self.templates = _templates(processor, tokenizer, template.chat_template)
         self.takes: tuple[str, ...] = tuple(template.family.modalities)
-        self.system: str | None = template.system
-        self.variables: dict[str, Any] = template.variables
+        self.system, self.variables = template.system, template.variables
         self.name = str(getattr(tokenizer, "name_or_path", "") or type(processor).__name__)
         self.allow_dropped = frozenset(template.allow_dropped)
-        self.train_on: str = template.train_on
-        self.reasoning: str = template.reasoning
-        self.answer_end: str = template.answer_end
+        self.train_on, self.reasoning = template.train_on, template.reasoning
+        self.answer_end = template.answer_end
         self._copies = copies_texts(self.templates["plain"], parts=bool(self.takes))
         self._marked = _MARKS.search(self.templates["plain"]) is not None
         self._skeletons: dict[Shape, Skeleton | None] = {}

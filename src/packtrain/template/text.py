@@ -51,8 +51,7 @@ class TextTemplate:
         family: Family | str | None = None,
         model_limit: int | None = None,
     ) -> None:
-        self.processor = processor
-        self.tokenizer = getattr(processor, "tokenizer", processor)
+        self.processor, self.tokenizer = processor, getattr(processor, "tokenizer", processor)
         self.family = choose_family(family, processor)
         self.model_limit = positive("model_limit", model_limit)
         if bos is None:
