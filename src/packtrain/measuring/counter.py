@@ -276,8 +276,8 @@ class TextCounter:
         first = np.searchsorted(bounds[1:], lows, side="right")
         last = np.searchsorted(bounds[:-1], highs, side="left")
         first = np.maximum(first, begins[owners] + 1)  # the first token is never trained
-        if len(first) > 1:  # two ranges that share a token count it once
-            first[1:] = np.maximum(first[1:], np.where(owners[1:] == owners[:-1], last[:-1], 0))
+        # two ranges that share a token count it once
+        first[1:] = np.maximum(first[1:], np.where(owners[1:] == owners[:-1], last[:-1], 0))
         n = len(texts)
         runs = np.zeros(n, dtype=np.int64)
         each = np.maximum(last - first, 0)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from ..errors import ConfigError, PacktrainError, SampleError, described
+
+T = TypeVar("T")
 
 #: Errors of the machine, not of the sample: no memory, files, space or disk.
 _MACHINE = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE)
@@ -74,3 +76,10 @@ def tried(work: Callable[..., Any], *given: Any) -> Any:
         return work(*given)
     except SampleError as error:
         return error
+
+
+def good(outcome: T | SampleError) -> T:
+    """What `tried` gave; a `SampleError` is raised."""
+    if isinstance(outcome, SampleError):
+        raise outcome
+    return outcome

@@ -139,8 +139,6 @@ def supervised_mask(tokens: TokenizedText, spans: Sequence[tuple[int, int]]) -> 
     of a range belongs to it, an added token without characters (at 0..0) to none.
     """
     mask = np.zeros(len(tokens.ids), dtype=bool)
-    if not len(mask):
-        return mask
     start, end = tokens.offsets[:, 0], tokens.offsets[:, 1]
     for first, last in spans:
         mask |= (start < last) & (end > first)

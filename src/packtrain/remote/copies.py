@@ -23,7 +23,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -311,7 +311,8 @@ def _fetch(place: str, url: str, info: Mapping[str, Any] | None) -> None:
     root, told = places.root_of(place), places.named(url)
     if info is not None and info.get("size") and stamp_of(info) and _is_of(place, info):
         return  # nothing is asked
-    with _locked(root, place):
+    number = hashlib.sha256(os.fsencode(place)).hexdigest()[:2]
+    with files.locked(Path(root) / ".locks" / number):  # one process of a machine at a time fetches a file
         remote = _remote(url, info if info and info.get("size") else None)
         note, stamp = places.note_of(place), stamp_of(remote.info)
         same = _is_of(place, {**remote.info, "size": remote.size})
@@ -441,11 +442,3 @@ def make_room(root: str, size: int) -> None:
             log.info("%s is let go: copies take at most %.1f GB", path, limit / 1e9)
         total -= bytes_
     _taken[root] = (total, 0)
-
-
-@contextlib.contextmanager
-def _locked(root: str, place: str) -> Iterator[None]:
-    """One process of a machine at a time fetches a file."""
-    number = hashlib.sha256(os.fsencode(place)).hexdigest()[:2]
-    with files.locked(Path(root) / ".locks" / number):
-        yield

@@ -215,7 +215,8 @@ class Account:
         found = meaning(value)
         if found == "a list of turns":
             raise unread(name, "holds a list of turns")
-        nested = isinstance(value, (Mapping, list, tuple)) and _nested(value)
+        held = value if isinstance(value, (list, tuple)) else ()
+        nested = isinstance(value, Mapping) or any(isinstance(item, Mapping) for item in held)
         if found not in ("a medium", "a reference to a medium"):
             if found is not None or nested:
                 self._notes.add(name)
@@ -245,11 +246,6 @@ def _is_flag(key: str, value: Any, place: str) -> bool:
         return False
     values = value if isinstance(value, (list, tuple)) else (value,)
     return all(isinstance(one, (bool, int, float)) for one in values)
-
-
-def _nested(value: Any) -> bool:
-    """Whether a value is an object, or a list of them."""
-    return isinstance(value, Mapping) or any(isinstance(item, Mapping) for item in value)
 
 
 def _why(key: str, value: Any, place: str) -> str | None:

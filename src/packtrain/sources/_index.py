@@ -149,8 +149,7 @@ class _Brackets:
         self.inside = (self.inside + len(quotes)) & 1
         marks = marks[within == 0]
         kinds = codes[marks]
-        delta = np.where(kinds == 44, 0, np.where((kinds | 32) == 123, 1, -1))
-        depth = self.depth + np.cumsum(delta)
+        depth = self.depth + np.cumsum(np.where(kinds == 44, 0, np.where((kinds | 32) == 123, 1, -1)))
         closing = np.flatnonzero(depth <= 0)
         end = int(marks[closing[0]]) if len(closing) else -1
         commas = marks[(kinds == 44) & (depth == 1)]
@@ -358,8 +357,7 @@ def _tell(source: Pinned, header: dict[str, Any]) -> None:
 def _write(path: Path, header: dict[str, Any], built: Built) -> None:
     starts = np.ascontiguousarray(built.starts, dtype="<i8")
     gaps = np.ascontiguousarray(built.gaps, dtype="<i8")
-    header = {**header, "crc": zlib.crc32(gaps.data, zlib.crc32(starts.data))}
-    text = files.canonical_json(header)
+    text = files.canonical_json({**header, "crc": zlib.crc32(gaps.data, zlib.crc32(starts.data))})
     text += b" " * (-(len(MAGIC) + 4 + len(text)) % 8)  # the arrays start on a multiple of 8
     with files.publish(path) as handle:
         handle.write(MAGIC + struct.pack("<L", len(text)) + text)
@@ -490,8 +488,7 @@ def rows_of(
         out[name] = Pinned(before.path, before.stamp, row[0]), row
         if noted is not None and noted[4] != row[0]:
             log.warning("the file changed: %s holds other content than when it was read before", path)
-    others = islice(known, _LOOKED_AT)
-    gone = [name for name in others if not os.path.lexists(os.path.join(root, name))]
+    gone = [name for name in islice(known, _LOOKED_AT) if not os.path.lexists(os.path.join(root, name))]
     if gone:
         told = ", ".join(gone[:3])
         log.warning("%s of %s gone since it was read before: %s", counted(len(gone), "files"), root, told)

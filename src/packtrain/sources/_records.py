@@ -73,8 +73,7 @@ def record_of(data: bytes, what: str) -> dict[str, Any]:
         record = loads(data.decode("utf-8-sig"))
         fault = None if isinstance(record, dict) else f"is {type(record).__name__}, not an object"
     except (ValueError, RecursionError) as error:
-        text = isinstance(error, UnicodeDecodeError)
-        fault = "is not UTF-8" if text else f"is not valid JSON: {error}"
+        fault = "is not UTF-8" if isinstance(error, UnicodeDecodeError) else f"is not valid JSON: {error}"
     if fault is not None:
         raise SampleError("malformed_record", f"{what} {fault}")
     return record
@@ -155,8 +154,7 @@ class Parts:
 
     def shards(self, names: Iterable[str], digests: Iterable[str]) -> list[Shard]:
         """The parts with their id ranges."""
-        rows = zip(names, [0, *self.stops], self.stops, digests, strict=False)
-        return [Shard(*row) for row in rows]
+        return [Shard(*row) for row in zip(names, [0, *self.stops], self.stops, digests, strict=False)]
 
 
 class InParts:
@@ -344,7 +342,12 @@ def open_records(
     Raises:
         SourceError: missing, empty, compressed, not a list of records, unreadable.
     """
-    file = _existing(path)
+    text = os.fspath(path)
+    if os.path.isdir(text):
+        raise SourceError(f"{text} is a folder, not a file of records", hint="name a file in it")
+    if not os.path.exists(text):
+        raise SourceError(f"{text} does not exist", hint=near(text))
+    file = _index.pin(text)
     kind = find_kind(file, kind)
     index = _index.load(file, kind, _BUILDERS[kind], cache_dir=cache_dir, verify=verify_content, keep=keep)
     if index.count == 0:
@@ -413,12 +416,3 @@ def _text_from(file: Pinned, start: int) -> int:
         if left:
             return offset + len(block) - len(left)
     return file.size
-
-
-def _existing(path: StrPath) -> Pinned:
-    text = os.fspath(path)
-    if os.path.isdir(text):
-        raise SourceError(f"{text} is a folder, not a file of records", hint="name a file in it")
-    if not os.path.exists(text):
-        raise SourceError(f"{text} does not exist", hint=near(text))
-    return _index.pin(text)

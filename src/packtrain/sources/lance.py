@@ -49,8 +49,7 @@ def open_source(
         raise SourceError(f"{folder} is no Lance dataset", hint="name the folder that holds _versions")
     with by_library(f"{folder} cannot be opened"):
         data = lance.dataset(folder, version=version)
-        fragments = data.get_fragments()
-        counts = [(fragment, int(fragment.count_rows())) for fragment in fragments]
+        counts = [(fragment, int(fragment.count_rows())) for fragment in data.get_fragments()]
     for column in columns or ():
         one_of("column", column, data.schema.names)
     held, also = [], []

@@ -107,8 +107,7 @@ class Dataset(Over):
             refuse(alone, f"column {self.columns['history']!r} is not a list of [question, answer] pairs")
             turns += [{"role": "user", "content": pair[0]}, {"role": "assistant", "content": pair[1]}]
         asked = [self._column(record, name) for name in ("prompt", "query")]
-        worded = all(text is None or isinstance(text, str) for text in asked)
-        refuse(not worded, "its question is no text")
+        refuse(any(not isinstance(text, str | None) for text in asked), "its question is no text")
         turns.append({"role": "user", "content": "\n".join(text for text in asked if text)})
         said = self._column(record, "response")
         return turns if said is None else [*turns, {"role": "assistant", "content": said}]

@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from .. import files
@@ -26,6 +27,7 @@ from ._handles import Pinned
 from ._index import digest_files
 from ._records import InParts, Parts, loads
 from .webdataset import SUFFIXES as TARS
+from .webdataset import Tars
 from .webdataset import open_source as open_tars
 
 TASKS = ("auto", "captions")
@@ -47,9 +49,9 @@ class LlavaPacked(InParts):
 
     kind = "llava_packed"
 
-    def __init__(self, packs: _Loose | _InTars, folder: str, task: str) -> None:
-        self.folder = folder
-        self._packs, self._task = packs, task
+    def __init__(self, packs: _Loose | Tars, folder: str, task: str) -> None:
+        self.folder, self._packs, self._task = folder, packs, task
+        self._image = packs.image if isinstance(packs, _Loose) else partial(_in_tar, packs)
         counts: list[int] = []
         for number in range(len(packs)):
             captions = packs[number].get("captions")
@@ -90,7 +92,7 @@ class LlavaPacked(InParts):
         failed = next((text for text in [*asked, *said] if _FAILED.match(text)), None)
         told = f"member {place} holds a failure in place of a text: {failed!r:.80}"
         self._refuse(failed is not None, number, told)
-        refs = [self._packs.image(number, name, place) for name in names if name]
+        refs = [self._image(number, name, place) for name in names if name]
         return {"messages": self._messages(number, place, asked, said, refs)}
 
     def where(self, index: int) -> str:
@@ -155,29 +157,12 @@ class _Loose:
         return beside if os.path.isfile(beside) else name
 
 
-class _InTars:
-    """Packs as the samples of tars. Their record may name images by where they were packed from."""
-
-    def __init__(self, tars: Any) -> None:
-        self._tars = tars
-        self.fingerprint: str = tars.fingerprint
-
-    def __len__(self) -> int:
-        return len(self._tars)
-
-    def __getitem__(self, number: int) -> dict[str, Any]:
-        record: dict[str, Any] = self._tars[number]
-        return record
-
-    def where(self, number: int) -> str:
-        told: str = self._tars.where(number)
-        return told
-
-    def image(self, number: int, name: str, place: int) -> str:
-        if name.startswith("tar:"):
-            return name
-        tar, _, key = self.where(number).rpartition("!")
-        return f"tar:{os.path.join(self._tars.folder, tar)}!{key}.img{place}.jpg"
+def _in_tar(tars: Tars, number: int, name: str, place: int) -> str:
+    """Where an image of a pack is that is a sample of tars. Its record may name where it was packed from."""
+    if name.startswith("tar:"):
+        return name
+    tar, _, key = tars.where(number).rpartition("!")
+    return f"tar:{os.path.join(tars.folder, tar)}!{key}.img{place}.jpg"
 
 
 def open_source(
@@ -202,7 +187,7 @@ def open_source(
         held = digest_files(records, place, ".packtrain-packs", cache_dir=cache_dir, verify=verify_content)
         return LlavaPacked(_Loose(place, held), place, task)
     tars = open_tars(path, cache_dir=cache_dir, verify_content=verify_content)
-    return LlavaPacked(_InTars(tars), tars.folder, task)
+    return LlavaPacked(tars, tars.folder, task)
 
 
 # --------------------------------------------------------------------------------------------

@@ -214,8 +214,7 @@ def _part(
         options["within"] = (*within, full)
     if kind == "encoded":
         raise ConfigError(f"{what} is encoded rows: they do not mix with chats")
-    raw = open_any(path, kind=kind, **options)
-    chat = ChatSource(raw, **_mapping(entry, "chat", what))
+    chat = ChatSource(open_any(path, kind=kind, **options), **_mapping(entry, "chat", what))
     return Part(_name(entry), chat, _count(len(chat), entry, what))
 
 

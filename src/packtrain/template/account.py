@@ -95,19 +95,17 @@ def texts_of(content: Any) -> list[str]:
 
 def pieces_of(messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None) -> list[Piece]:
     """Everything that has to appear, by message."""
-    out: list[Piece] = []
-    for tool in tools or ():
-        out.append(Piece("tools", -1, "tools", tuple(_schema(tool))))
+    out = [Piece("tools", -1, "tools", tuple(_schema(tool))) for tool in tools or ()]
     for place, message in enumerate(messages):
         role = message["role"]
         reasoning = message.get("reasoning_content")
         if isinstance(reasoning, str) and reasoning.strip():
             out.append(Piece("reasoning", place, role, (reasoning.strip(),)))
         for text in texts_of(message.get("content")):
-            for kind, first, last in segments(text, role):
-                out.append(Piece(kind, place, role, (text[first:last],)))
-        for call in message.get("tool_calls") or ():
-            out.append(Piece("tool_calls", place, role, tuple(_call(call))))
+            held = segments(text, role)
+            out += [Piece(kind, place, role, (text[first:last],)) for kind, first, last in held]
+        calls = message.get("tool_calls") or ()
+        out += [Piece("tool_calls", place, role, tuple(_call(call))) for call in calls]
     return out
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from ..errors import SampleError
 from ..extend import Measured
 from ..measuring.counter import TextCounter, open_counter
-from ..measuring.encoding import tried
+from ..measuring.encoding import good, tried
 from ..measuring.expansion import Expansion, Spliced
 from .layout import check_supervised, cut_answers, runs_mismatch
 from .render import Rendered
@@ -117,8 +117,7 @@ class Measurer:
         return out
 
     def _measured(self, rendered: Rendered, layout: Any, expansions: Any) -> Measured:
-        if isinstance(layout, SampleError):
-            raise layout
+        layout = good(layout)
         if self.template.by_encoding and rendered.media:
             layout, _ = self.template.run(rendered, layout, expansions)
         begin, end = self.template.cut(layout)

@@ -179,8 +179,7 @@ def aligned(layout: Layout, theirs: I64) -> Layout:
     cursor = 0
     for k in range(len(edges) - 1):
         first, last = edges[k] + 1, edges[k + 1]
-        final = k == len(edges) - 2
-        found = _find(theirs, layout.ids[first:last], cursor, head=k == 0, tail=final)
+        found = _find(theirs, layout.ids[first:last], cursor, head=k == 0, tail=k == len(edges) - 2)
         if found is None:
             raise SampleError(
                 "prefix_mismatch",

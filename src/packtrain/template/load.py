@@ -259,8 +259,7 @@ def _trl_template(processor: Any) -> str:
             f"TRL has no training template for this chat template: {one_line(error, 120)}",
             hint="leave template.chat_template out: each turn is located in the rendering",
         ) from None
-    own = getattr(processor, "chat_template", None)
-    return str(found if found is not None else own)
+    return str(found if found is not None else getattr(processor, "chat_template", None))
 
 
 # --------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from ..checks import one_of, whole
 from ..errors import ConfigError, SampleError
 from ..extend import Measured
 from ..families import Family
-from ..measuring.encoding import tried
+from ..measuring.encoding import good, tried
 from ..measuring.expansion import Expansion, Spliced, splice
 from ..measuring.image_tokens import PixelRule, smart_resize, verify_limits
 from ..measuring.text import TokenizedText, check_text, tokenize
@@ -207,10 +207,7 @@ class HFTemplate:
         audio_cut (clips that the processor cuts). Decodes no media. Raises the `SampleError` that `encode`
         would raise, except for faults that only decoding finds.
         """
-        (outcome,) = self.measure_batch([sample])
-        if isinstance(outcome, SampleError):
-            raise outcome
-        return outcome
+        return good(self.measure_batch([sample])[0])
 
     def measure_batch(self, samples: Sequence[Mapping[str, Any]]) -> list[Measured | SampleError]:
         """`measure` of several samples; a sample that cannot be used gives its `SampleError`."""
@@ -239,10 +236,7 @@ class HFTemplate:
 
         rendered = self.rendered(sample)
         expansions = self.expansions({0: rendered.media}, trusted=False)[0]
-        spliced = self.spliced(rendered, expansions)
-        (layout,) = self.layouts([spliced])
-        if isinstance(layout, SampleError):
-            raise layout
+        layout = good(self.layouts([self.spliced(rendered, expansions)])[0])
         layout, media = self.run(rendered, layout, expansions)
         begin, end = self.cut(layout)
         ids = media.pop("input_ids", None)
@@ -325,11 +319,10 @@ class HFTemplate:
         self, rendered: Rendered, expansions: Mapping[str, Sequence[Expansion]] | SampleError
     ) -> Spliced:
         """The text with its media; raises the `SampleError` of those."""
-        if isinstance(expansions, SampleError):
-            raise expansions
+        held = good(expansions)
         tokens = {} if self.media is None else self.media.tokens
         owners = rendered.owners if self.truncation != "error" else ()
-        return splice(rendered.text, rendered.spans, tokens, expansions, rendered.weights, owners)
+        return splice(rendered.text, rendered.spans, tokens, held, rendered.weights, owners)
 
     def layouts(self, items: Sequence[Spliced]) -> list[Layout | SampleError]:
         """Texts as tokens."""

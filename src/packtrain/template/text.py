@@ -12,7 +12,7 @@ from ..checks import one_of
 from ..errors import ConfigError, SampleError
 from ..extend import Measured
 from ..families import Family
-from ..measuring.encoding import tried
+from ..measuring.encoding import good, tried
 from ..measuring.text import check_text, tokenize
 from .binding import choose_family
 from .conversation import control_tokens as written
@@ -75,10 +75,7 @@ class TextTemplate:
         Raises:
             SampleError: malformed_record, control_token.
         """
-        (outcome,) = self.measure_batch([sample])
-        if isinstance(outcome, SampleError):
-            raise outcome
-        return outcome
+        return good(self.measure_batch([sample])[0])
 
     def measure_batch(self, samples: Sequence[Mapping[str, Any]]) -> list[Measured | SampleError]:
         """`measure` of several documents; one that cannot be used gives its `SampleError`."""

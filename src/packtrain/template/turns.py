@@ -252,8 +252,8 @@ def locate(
         if found is not None and mine:
             begin = _begins(render(place, True), found, mine[0])
             end = _ends(render(place + 1, False), found, mine[-1], end_marks)
-        elif found is not None and _silent(message):
-            continue
+        elif found is not None and not any(text.strip() for text in texts_of(message.get("content"))):
+            continue  # all that it says may have been dropped on purpose
         if begin is None or end is None:
             raise SampleError(
                 "prefix_mismatch",
@@ -263,11 +263,6 @@ def locate(
             )
         spans.append(Span(begin, end, place))
     return spans
-
-
-def _silent(message: Mapping[str, Any]) -> bool:
-    """Whether all that a message says may have been dropped on purpose."""
-    return not any(text.strip() for text in texts_of(message.get("content")))
 
 
 def _begins(prompt: Placed | None, found: Placed, leaf: int) -> int | None:
