@@ -255,8 +255,6 @@ def _fault(source: Source, i: int, culprit: str, error: Exception) -> InputError
 
 
 def _length(source: Source, i: int, value: Any) -> int:
-    if type(value) is int and value >= 0:
-        return value
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 0:
         raise LengthError(
             f"{source.where(i)}: the template measured {value!r}", hint="a length is an integer >= 0"

@@ -242,11 +242,9 @@ def open_head(ref: Ref) -> Head:
     Raises:
         SampleError: missing_media, unreadable_media, unsupported_media.
     """
-    if isinstance(ref, bytes):
-        return Head(ref, len(ref), name_of(ref))
-    path = _file_path(ref)
+    path = None if isinstance(ref, bytes) else _file_path(ref)
     if path is None:
-        data = _decode_data_url(str(ref))
+        data = ref if isinstance(ref, bytes) else _decode_data_url(str(ref))
         return Head(data, len(data), name_of(ref))
     base = 0
     path = _at(path)

@@ -51,8 +51,7 @@ class Skeleton:
         grown = [0]
         for number, after in zip(self.gaps, self.fixed[1:], strict=True):
             text = texts[number]
-            pieces.append(text)
-            pieces.append(after)
+            pieces += (text, after)
             grown.append(grown[-1] + len(text))
         places = [grown[before] + offset for before, offset in self.edges]
         spans = zip(places[::2], places[1::2], strict=True)
