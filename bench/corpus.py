@@ -28,7 +28,7 @@ os.environ.setdefault("RAYON_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-from packtrain.pipeline.ranges import LEAST, PARTS, UNIT
+from packtrain.pipeline.publish import LEAST, PARTS, UNIT
 
 IMAGES = 400
 TARGETS = {"samples/s/core": 3000, "RSS growth MB": 100, "resume extra %": 1.0, "reopen s": 1.0}

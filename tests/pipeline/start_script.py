@@ -14,7 +14,7 @@ from words import Words, many
 
 from packtrain.errors import PacktrainError
 from packtrain.pipeline import measure as measuring
-from packtrain.pipeline import ranges
+from packtrain.pipeline import publish as ranges
 from packtrain.pipeline.plan import plan_lengths
 from packtrain.pipeline.prepare import CacheRoot
 from packtrain.pipeline.ranks import StartUp

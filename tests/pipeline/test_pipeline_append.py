@@ -17,7 +17,7 @@ from words import Words
 
 from packtrain.cli import main
 from packtrain.errors import ChecksumError, ForeignArtefactError
-from packtrain.pipeline import ranges
+from packtrain.pipeline import publish as ranges
 from packtrain.pipeline.measure import measure
 from packtrain.planning.lengths import Lengths
 from packtrain.sources import open_source

@@ -16,7 +16,7 @@ from words import Texts, Words, many
 
 import packtrain as pt
 from packtrain.errors import ForeignArtefactError, InputError, PlanError, SourceError
-from packtrain.pipeline import ranges as module
+from packtrain.pipeline import publish as module
 from packtrain.pipeline.measure import measure
 from packtrain.pipeline.plan import check_measured
 from packtrain.pipeline.publish import details
@@ -133,7 +133,7 @@ def test_a_killed_process_goes_on_where_it_was(tmp_path: Path, seconds: float) -
     script = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "from words import Words, many\n"
-        "from packtrain.pipeline import measure, ranges\n"
+        "from packtrain.pipeline import measure, publish as ranges\n"
         "ranges.UNIT = 16\n"
         "measure.measure(many(400, pause=0.003), Words(), sys.argv[2], persist_every=16, workers=1)\n"
     )

@@ -10,7 +10,7 @@ import pytest
 from words import Texts, Words, many
 
 from packtrain.errors import ChecksumError, ForeignArtefactError, FormatError, InputError
-from packtrain.pipeline import ranges
+from packtrain.pipeline import publish as ranges
 from packtrain.pipeline.measure import measure
 from packtrain.pipeline.shards import measure_shard, merge, shard_lengths
 from packtrain.planning.lengths import Lengths

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from packtrain.errors import ConfigError, InputError, SampleError
 from packtrain.media.knobs import STARTS
-from packtrain.pipeline.unread import refuse_unread, told
+from packtrain.pipeline.publish import refuse_unread, told
 from packtrain.sources import keys
 from packtrain.sources._values import absent, kind_of_ref, meaning, pruned
 from packtrain.sources.chat import ChatSource

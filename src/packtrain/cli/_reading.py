@@ -119,12 +119,14 @@ def inputs_of(source: str, options: dict[str, Any]) -> Any:
     from ..train.config.sections import TEMPLATE_OPTIONS
 
     _check_values(options)
-    given = dict(options)
-    given["columns"] = pairs("--column", given["columns"])
-    given["source_options"] = pairs("--option", given["source_options"])
-    given["placeholders"] = placeholders(given["placeholders"])
-    given["ignore_keys"] = list(given["ignore_keys"])
-    given["allow_dropped"] = list(given["allow_dropped"])
+    given: dict[str, Any] = {
+        **options,
+        "columns": pairs("--column", options["columns"]),
+        "source_options": pairs("--option", options["source_options"]),
+        "placeholders": placeholders(options["placeholders"]),
+        "ignore_keys": list(options["ignore_keys"]),
+        "allow_dropped": list(options["allow_dropped"]),
+    }
     if given["prompt"] is not None:
         given["source_options"]["prompt"] = given["prompt"]
     chosen = {name: given[name] for name in TEMPLATE_OPTIONS}

@@ -14,7 +14,7 @@ from .. import files
 from ..errors import FormatError, counted
 from ..pipeline.length_files import read_lengths
 from ..pipeline.plan import told_truncated, truncated_figures, truncated_rows
-from ..pipeline.unread import read_keys, told
+from ..pipeline.publish import read_keys, told
 from ..pipeline.which import read_run, unplanned_kind
 from ..planning.distribution import median_of, quantiles
 from ..planning.lengths import STATUS_OK, Lengths
@@ -419,13 +419,17 @@ def _figures(folder: Path, view: View) -> dict[str, Any]:
     marks = readers(folder, stream["stream"])
     slots = min((0 if told is None else int(told["slots"]) for told in marks.values()), default=0)
     present = [name for name in view.names if name.startswith("chunk_") and name.endswith(".arrow")]
-    told["chunks_on_disk"] = len(present)
-    told["chunks_completed"] = len(set.intersection(*map(completed, marks))) if marks else 0
-    told["readers"] = len(marks)
-    told["packs_acknowledged"] = min(slots, told["packs"])
-    told["ended"] = view.is_complete
-    told["producer"] = _doing(folder)
-    return {"stream": stream["stream"], "out": str(folder), **told}
+    return {
+        "stream": stream["stream"],
+        "out": str(folder),
+        **told,
+        "chunks_on_disk": len(present),
+        "chunks_completed": len(set.intersection(*map(completed, marks))) if marks else 0,
+        "readers": len(marks),
+        "packs_acknowledged": min(slots, told["packs"]),
+        "ended": view.is_complete,
+        "producer": _doing(folder),
+    }
 
 
 def _doing(folder: Path) -> str:
@@ -447,6 +451,7 @@ def stream_rows(figures: dict[str, Any]) -> dict[str, str | None]:
     for name, what in (("duplicates", "twice"), ("faulty", "unreadable")):
         if figures.get(name):
             shards += f", {figures[name]:,} {what}"
+    cut = figures.get("truncated")
     rows = {
         "samples": f"{figures.get('packed', 0):,} packed of {figures.get('read', 0):,} read, "
         f"{figures['lag_samples']:,} waiting",
@@ -459,20 +464,20 @@ def stream_rows(figures: dict[str, Any]) -> dict[str, str | None]:
         "ledger": f"{sum(dropped.values()):,} samples",
         **{f"  {reason}": f"{count:,}" for reason, count in dropped.items()},
         "keys": told(figures.get("keys", {})) or None,
-        "truncation": None,
+        "truncation": f"{counted(cut, 'samples')} lost answers, or a part of one: show --ledger"
+        if cut
+        else None,
     }
-    if figures.get("truncated"):
-        cut = counted(figures["truncated"], "samples")
-        rows["truncation"] = f"{cut} lost answers, or a part of one: show --ledger"
-    if "producer" in figures:
-        rows["readers"] = (
-            f"{figures['readers']:,}; "
-            f"{counted(figures['packs_acknowledged'], 'packs')} acknowledged by all; chunks: "
-            f"{figures['chunks_completed']:,} used up, {figures['chunks_on_disk']:,} on disk"
-        )
-        rows["producer"] = str(figures["producer"])
-        rows["ended"] = "yes" if figures["ended"] else "no"
-    return rows
+    if "producer" not in figures:
+        return rows
+    return {
+        **rows,
+        "readers": f"{figures['readers']:,}; "
+        f"{counted(figures['packs_acknowledged'], 'packs')} acknowledged by all; chunks: "
+        f"{figures['chunks_completed']:,} used up, {figures['chunks_on_disk']:,} on disk",
+        "producer": str(figures["producer"]),
+        "ended": "yes" if figures["ended"] else "no",
+    }
 
 
 def kind_to_follow(folder: Path) -> str:

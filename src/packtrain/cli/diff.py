@@ -89,10 +89,8 @@ def _rows(found: PlanDiff, ids: int) -> dict[str, str]:
         rows["packer"] = " -> ".join(found.packer)
     if found.lengths_digest:
         rows["lengths"] = " -> ".join(digest[:12] for digest in found.lengths_digest)
-    for name, value in (found.lengths or {}).items():
-        if value == 0:
-            continue
-        rows[f"lengths {name}"] = _of_lengths(name, value)
+    differ = {name: value for name, value in (found.lengths or {}).items() if value != 0}
+    rows |= {f"lengths {name}": _of_lengths(name, value) for name, value in differ.items()}
     a, b = found.packs
     rows["packs"] = f"{a:,} -> {b:,}, {found.same_packs:,} hold the same samples"
     for name, meaning in (
@@ -103,13 +101,9 @@ def _rows(found: PlanDiff, ids: int) -> dict[str, str]:
         ("changed_lengths", "of another length, cost or status"),
     ):
         values = getattr(found, name)
-        if len(values) and ids:
-            shown = ", ".join(map(str, values[:ids].tolist()))
-            rows[meaning] = f"{counted(len(values), 'samples')}: {shown}" + (
-                ", …" if len(values) > ids else ""
-            )
-        elif len(values):
-            rows[meaning] = f"{counted(len(values), 'samples')}"
+        if len(values):
+            shown = [*map(str, values[:ids].tolist()), *(["…"] if len(values) > ids else [])]
+            rows[meaning] = counted(len(values), "samples") + (f": {', '.join(shown)}" if ids else "")
     return rows
 
 

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING
 import click
 
 from ..errors import InputError
-from ..files import make_folder
+from ..files import make_folder, publish_json
 from ..planning.costs import DeviceProfile
 from ._app import PATH, argument, completed, emit, flag, option, stages, verb, without_effect
 from ._show import table
 
 if TYPE_CHECKING:
     from ..train.calibrate import Calibration
-    from ..train.config import RunConfig
     from ..train.doctor import Diagnosis
 
 
@@ -96,7 +95,10 @@ def command(
     figures = {**asdict(found), "exit_code": _EXIT[found.verdict]}
     made = None
     if calibrate is not None and settings is not None and found.verdict != "unsafe":
-        made = _calibrated(settings, calibrate, overwrite, as_json)
+        from ..pipeline.run import calibrate_run
+
+        made = calibrate_run(settings, overwrite=overwrite, stage=stages(as_json))
+        publish_json(calibrate, made.profile.to_dict())
         figures["calibration"] = {"profile": str(calibrate), **asdict(made)}
     if as_json:
         emit(figures)
@@ -148,15 +150,6 @@ def _is_profile(path: Path) -> bool:
         return bool(DeviceProfile.load(path))
     except InputError:
         return False
-
-
-def _calibrated(settings: RunConfig, path: Path, overwrite: bool, quiet: bool) -> Calibration:
-    from ..files import publish_json
-    from ..pipeline.run import calibrate_run
-
-    made = calibrate_run(settings, overwrite=overwrite, stage=stages(quiet))
-    publish_json(path, made.profile.to_dict())
-    return made
 
 
 def _fitted_rows(made: Calibration) -> dict[str, str]:

@@ -28,7 +28,7 @@ from ..errors import (
 )
 from ..measuring.run import drained
 from ..pipeline.plan import MISSING
-from ..pipeline.unread import refuse_unread, told
+from ..pipeline.publish import refuse_unread, told
 from ._app import PATH, argument, emit, flag, option, verb, without_effect
 
 HOSTS = ("hf", "trl", "swift")

@@ -50,13 +50,15 @@ def command(
     """
     from ..pipeline.inputs import Inputs
     from ..pipeline.pairs import merge_images, split_pairs
-    from ..pipeline.unread import told
+    from ..pipeline.publish import told
 
     if way not in ("split", "merge"):
         raise InputError(f"--way {way!r}", hint="split or merge")
-    options["columns"] = pairs("--column", options["columns"])
-    options["placeholders"] = placeholders(options["placeholders"])
-    options["ignore_keys"] = list(options["ignore_keys"])
+    options |= {
+        "columns": pairs("--column", options["columns"]),
+        "placeholders": placeholders(options["placeholders"]),
+        "ignore_keys": list(options["ignore_keys"]),
+    }
     if out.exists() and Path(source).exists() and out.samefile(source):
         raise InputError(f"{out} is the source itself", hint="choose another output")
     inputs = Inputs(source=source, **options)

@@ -83,10 +83,9 @@ def _rows_of(view: dict[str, Any]) -> dict[str, str]:
     rows["powers of two"] = (
         f"{powers['samples']:,} ({powers['share']:.1%}) of {len(powers['lengths'])} lengths"
     )
-    for name, told in view["phases"].items():
-        keys = ("packs", "samples", "tokens", "fill")
-        rows[f"phase {name}"] = ", ".join(f"{key} {told[key]}" for key in keys)
-    return rows
+    keys = ("packs", "samples", "tokens", "fill")
+    phases = view["phases"].items()
+    return rows | {f"phase {name}": ", ".join(f"{key} {told[key]}" for key in keys) for name, told in phases}
 
 
 # --------------------------------------------------------------------------------------------

@@ -52,9 +52,15 @@ def finish(job: Job, parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
     from datasets import DatasetInfo
 
     names = [{"filename": row["name"]} for part in parts for row in part["files"]]
-    state: dict[str, Any] = {"_data_files": names, "_fingerprint": job.plan.checksum[:16]}
-    state |= {"_format_columns": None, "_format_kwargs": {}, "_format_type": None}
-    state |= {"_output_all_columns": False, "_split": None}
+    state = {
+        "_data_files": names,
+        "_fingerprint": job.plan.checksum[:16],
+        "_format_columns": None,
+        "_format_kwargs": {},
+        "_format_type": None,
+        "_output_all_columns": False,
+        "_split": None,
+    }
     told = {"dataset_info.json": asdict(DatasetInfo(features=_features())), "state.json": state}
     return [published(job.out, name, json.dumps(held, indent=2).encode()) for name, held in told.items()]
 

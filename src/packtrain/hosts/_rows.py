@@ -21,8 +21,7 @@ import numpy as np
 from ..errors import ConfigError, InputError, SampleError, counted, one_line
 from ..extend import Measured, measure_many
 from ..measuring.run import drained
-from ..pipeline.publish import details
-from ..pipeline.unread import refuse_unread, told
+from ..pipeline.publish import details, refuse_unread, told
 from ..planning.lengths import STATUS_EMPTY, STATUS_FAILED, Lengths
 from ..sources._account import LEDGER, UNREAD, Account
 from ..sources._memory import InMemory, undecoded

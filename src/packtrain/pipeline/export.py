@@ -446,15 +446,14 @@ def refuse_strays(out: Path, format: str, listed: Container[str] | None = None) 
 
 def held_key(out: Path, overwrite: bool) -> dict[str, Any]:
     """What the folder says of its export; empty where it cannot be read and is to be replaced."""
+    held, fault = None, f"{shards.key_path(out)} is no object"
     try:
         held = files.read_json(shards.key_path(out))
-        if isinstance(held, dict):
-            return held
-        raise FormatError(f"{shards.key_path(out)} is no object")
     except FormatError as error:
-        if overwrite:
-            return {}
-        raise FormatError(error.message, hint="write the export anew with overwrite=True") from None
+        fault = error.message
+    if isinstance(held, dict) or overwrite:
+        return held if isinstance(held, dict) else {}
+    raise FormatError(fault, hint="write the export anew with overwrite=True")
 
 
 def put_key(out: Path, key: dict[str, Any], job: Job) -> None:

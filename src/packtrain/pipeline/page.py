@@ -32,8 +32,7 @@ from ..store import lengths as lengths_store
 from .inputs import Inputs, lengths_of_plan, read_origin
 from .length_files import lengths_of
 from .plan import ledger_rows
-from .publish import details, placed
-from .unread import read_keys, told
+from .publish import details, placed, read_keys, told
 
 logger = logging.getLogger(__name__)
 
@@ -83,10 +82,9 @@ class Report:
             FormatError: the lengths of the plan are gone.
         """
         lengths = lengths_of(plan_folder)
-        try:
-            lengths_folder: Path | None = lengths_of_plan(plan_folder)
-        except FormatError:
-            lengths_folder = None
+        lengths_folder: Path | None = None
+        with contextlib.suppress(FormatError):  # the lengths lie in a file
+            lengths_folder = lengths_of_plan(plan_folder)
         source = source_of(plan_folder)
         made = cls(
             artefact=artefact,

@@ -33,7 +33,7 @@ from ..extend import Source
 from ..measuring.run import drained
 from ..media.knobs import KNOB_KEYS
 from ..media.location import exists, identity_name, media_refs, name_of, read_bytes
-from .unread import refuse_unread
+from .publish import refuse_unread
 
 
 # --------------------------------------------------------------------------------------------

@@ -193,16 +193,13 @@ def _check_share(
 
 def _see(folder: str | Path | None) -> str:
     """What shows why samples were left out."""
-    told = "see the reasons"
-    return told if folder is None else f"{told} (packtrain show {typed(folder)} --ledger)"
+    return "see the reasons" + ("" if folder is None else f" (packtrain show {typed(folder)} --ledger)")
 
 
 def _root_of(by_reason: dict[str, int]) -> str:
     """What most of these samples lack."""
-    for reason, lack in _LACK.items():
-        if 2 * by_reason.get(reason, 0) > sum(by_reason.values()):
-            return f"{lack}; "
-    return ""
+    left_out = sum(by_reason.values())
+    return next((f"{lack}; " for name, lack in _LACK.items() if 2 * by_reason.get(name, 0) > left_out), "")
 
 
 def _left_out(read: int, by_reason: dict[str, int]) -> str:

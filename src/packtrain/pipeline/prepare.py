@@ -33,7 +33,7 @@ from ..world import World, world
 from .inputs import Inputs
 from .measure import measure
 from .plan import check_drops, plan_lengths
-from .publish import Identity, refusal_marked
+from .publish import SERIAL, Identity, refusal_marked
 from .ranks import StartUp, Tell
 
 if TYPE_CHECKING:
@@ -331,10 +331,8 @@ def _shown_and_told(stage: Stage, tell: Tell, name: str) -> Iterator[Callable[[i
 def _workers(config: RunConfig, samples: int) -> int:
     """As configured, but never more than there are cores and 2,048-sample shares."""
     from ..execute.local import available_cpus
-    from .ranges import SERIAL
 
-    asked = config.data.measure_workers
-    return max(1, min(asked, available_cpus(), -(-samples // SERIAL)))
+    return max(1, min(config.data.measure_workers, available_cpus(), -(-samples // SERIAL)))
 
 
 # --------------------------------------------------------------------------------------------

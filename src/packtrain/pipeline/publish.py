@@ -2,7 +2,8 @@
 
 Whoever measured the parts (one process, the tasks of an array job, an earlier run) does not show in the
 bytes. `source.json` says which files the ids come from; like `origin.json` it is outside every digest, and
-lets a grown source be recognised.
+lets a grown source be recognised. `keys.json` holds the counts of the account (`sources._account`): keys that
+nothing reads, and spellings that were read as a field; it is absent where there is nothing to tell.
 """
 
 from __future__ import annotations
@@ -14,20 +15,25 @@ import os
 import platform
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from .. import extend, files
 from ..errors import ForeignArtefactError, InputError, PlanError, counted, told_with_hint
-from ..measuring.run import CUT, MediaRow
+from ..measuring.run import CUT, MediaRow, Part, measure_range
 from ..planning.lengths import STATUS_OK, Lengths
 from ..remote.outputs import output
+from ..sources._account import UNREAD, check_share
+from ..sources._account import UnreadKeys as UnreadKeys
+from ..sources._account import told as told
 from ..store import lengths as lengths_store
 from ..store import parts
 from ..store.lengths import changed_media, save_media
-from .unread import refuse_unread, save_keys
+
+#: File that holds the counts of keys that nothing read.
+KEYS = "keys.json"
 
 #: File that says which files the ids come from.
 LAYOUT = "source.json"
@@ -228,3 +234,131 @@ def origin_of(fields: dict[str, Any] | None = None) -> dict[str, Any]:
     """Where and when something was made: for `origin.json`, which no digest covers."""
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     return {**(fields or {}), "made": now, "machine": platform.node(), "folder": os.getcwd()}
+
+
+# --------------------------------------------------------------------------------------------
+# What a measured source holds that nothing read: refused where it changes training, else counted and kept
+# --------------------------------------------------------------------------------------------
+def refuse_unread(rows: Iterable[tuple[int, str, str]], total: int) -> int:
+    """Stop where more than 1 % of the records have the reason `unread_key`.
+
+    Args:
+        rows: (id, reason, detail) of samples that cannot be used.
+        total: records of the source.
+
+    Returns:
+        How many records there are with that reason.
+
+    Raises:
+        UnreadKeys: names the key, a record, and the option that settles it.
+    """
+    count, first = 0, ""
+    for _, reason, detail in rows:
+        if reason == UNREAD:
+            count, first = count + 1, first or detail
+    check_share(count, total, first)
+    return count
+
+
+def save_keys(folder: Path, counts: Mapping[str, int]) -> None:
+    """Keep the counts beside the lengths."""
+    if counts:
+        files.publish_json(folder / KEYS, dict(sorted(counts.items())))
+    else:
+        files.remove(folder / KEYS)
+
+
+def read_keys(folder: str | Path) -> dict[str, int]:
+    """The counts beside lengths; empty where there are none."""
+    path = Path(folder) / KEYS
+    return {str(name): int(count) for name, count in files.read_json(path).items()} if path.is_file() else {}
+
+
+# --------------------------------------------------------------------------------------------
+# Ranges of ids mapped over an executor and joined to parts of a size worth publishing
+# --------------------------------------------------------------------------------------------
+# Ranges are cut by id and come back in id order, so parts do not depend on workers. A part holds at most a
+# 128th of the work (4,096 samples where that is more): a stopped measurement repeats less than one percent.
+#: Samples a worker measures at once: small enough for progress and balance, large enough to batch.
+UNIT = 256
+
+#: Up to this many samples are measured in this process: a worker takes seconds to start.
+SERIAL = 2048
+
+#: Parts a whole measurement is published in, and the fewest samples of a part.
+PARTS, LEAST = 128, 4096
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass
+class Measurement:
+    """What is measured, and by whom; only the source and the template decide a byte of the result.
+
+    Attributes:
+        source, template: as for `measure`.
+        executor: option name of an executor.
+        options: further keyword arguments of its `map_shards`, such as `address`.
+        workers: processes; None = this process for up to `SERIAL` samples, else one per core.
+        every: samples per published part; None = by the size of the work.
+        progress: called with (samples done, samples in all).
+        origin: how to open the source and template again.
+        identity: of the source and the template.
+    """
+
+    source: extend.Source
+    template: extend.Template
+    executor: str
+    options: Mapping[str, Any]
+    workers: int | None
+    every: int | None
+    progress: Progress | None
+    origin: dict[str, Any] | None
+
+    def __post_init__(self) -> None:
+        self.identity = Identity.of(self.source, self.template)
+
+    def parts(self, done: int, start: int, stop: int) -> Iterator[Part]:
+        """The ids from `done` on of all the work, start … stop - 1, in parts worth publishing."""
+        context = (self.source, self.template)
+        return self.gathered(self.map(measure_range, cut(done, stop), context), start, stop)
+
+    def map(self, work: Any, ranges: list[tuple[int, int]], context: Any) -> Iterator[Any]:
+        """`work(context, range)` of each range, in order."""
+        few = self.executor == "local" and sum(stop - start for start, stop in ranges) <= SERIAL
+        results: Iterator[Any] = extend.lookup("execute", self.executor).map_shards(
+            work,
+            ranges,
+            workers=1 if self.workers is None and few else self.workers,
+            context=context,
+            **self.options,
+        )
+        return results
+
+    def size(self, samples: int) -> int:
+        """Samples of a part, of so many in all."""
+        return self.every or max(LEAST, -(-samples // PARTS))
+
+    def gathered(self, results: Iterable[Part], start: int, stop: int) -> Iterator[Part]:
+        """Join the parts of ranges, up to the last id `stop`, to parts worth publishing.
+
+        Args:
+            results: in id order, without gaps.
+            start: first id of all the work, what was done before included.
+            stop: the id after the last.
+        """
+        size = self.size(stop - start)
+        waiting: list[Part] = []
+        for part in results:
+            waiting.append(part)
+            if self.progress is not None:
+                self.progress(part.stop - start, stop - start)
+            if part.stop - waiting[0].start >= size or part.stop == stop:
+                yield parts.joined(waiting)
+                waiting = []
+
+
+def cut(start: int, stop: int, size: int | None = None) -> list[tuple[int, int]]:
+    """[start, stop) in ranges of `size` (default `UNIT`)."""
+    step = size or UNIT
+    return [(first, min(first + step, stop)) for first in range(start, stop, step)]

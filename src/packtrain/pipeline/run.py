@@ -30,8 +30,8 @@ from .export import export, format_of, refuse_foreign
 from .page import Report, read_history, training_of
 from .plan import told_truncated
 from .prepare import Prepared, Stage, as_validation, prepare, prepare_ranks, silent
+from .publish import read_keys
 from .ranks import StartUp
-from .unread import read_keys
 from .which import order_of_config
 
 if TYPE_CHECKING:

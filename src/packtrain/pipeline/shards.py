@@ -29,8 +29,7 @@ from ..remote.outputs import output
 from ..store import lengths as lengths_store
 from ..store import parts
 from ..store._folders import refuse_other_kind
-from .publish import Identity, origin_of, publish
-from .ranges import Measurement, Progress
+from .publish import Identity, Measurement, Progress, origin_of, publish
 
 _log = logging.getLogger(__name__)
 

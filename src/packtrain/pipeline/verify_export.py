@@ -229,17 +229,9 @@ def _check_samples(out: Path, plan: PackPlan, source: Any, progress: Progress | 
     packs = PackFiles(out)
     seen = np.zeros(int(plan.indices.max()) + 1 if len(plan.indices) else 0, dtype=bool)
     for number in _numbers(plan, progress):
-        samples = packs.samples(number)
-        ids = [sample["sample_id"] for sample in samples]
-        if ids != plan[number].tolist():
-            raise LawError(f"{packs.where(number)} holds the samples {ids}, planned: {plan[number].tolist()}")
-        if seen[ids].any() or len(set(ids)) != len(ids):
-            raise LawError(f"{packs.where(number)} holds a sample that stands in another pack too")
-        seen[ids] = True
-        if source is not None:
-            for sample in samples:
-                _compare(sample, source[sample["sample_id"]], packs.where(number))
-        _check_sums(packs, number, plan)
+        fault = next(_faults(packs, number, plan, source, seen), None)
+        if fault is not None:
+            raise LawError(f"{packs.where(number)}{fault}")
     if int(seen.sum()) != len(plan.indices):
         raise LawError(f"{out} holds {int(seen.sum())} of {counted(len(plan.indices), 'planned samples')}")
     same = ", text and media equal to the source" if source is not None else ""
@@ -254,23 +246,32 @@ def _numbers(plan: PackPlan, progress: Progress | None) -> Iterator[int]:
             progress(number + 1, len(plan))
 
 
-def _check_sums(packs: PackFiles, number: int, plan: PackPlan) -> None:
+def _faults(packs: PackFiles, number: int, plan: PackPlan, source: Any, seen: Any) -> Iterator[str]:
+    """What of a pack is not as planned, or not the source's; its samples join those `seen` so far."""
+    samples, planned = packs.samples(number), plan[number].tolist()
+    ids = [sample["sample_id"] for sample in samples]
+    if ids != planned:
+        yield f" holds the samples {ids}, planned: {planned}"
+    if seen[ids].any() or len(set(ids)) != len(ids):
+        yield " holds a sample that stands in another pack too"
+    seen[ids] = True
+    if source is not None:
+        for sample in samples:
+            yield from _differences(sample, source[sample["sample_id"]])
     tokens = packs.record(number)[MEMBER]["tokens"]
     if tokens is not None and sum(tokens) != int(plan.pack_tokens[number]):
-        raise LawError(
-            f"{packs.where(number)} says {sum(tokens)} tokens, planned are {int(plan.pack_tokens[number])}"
-        )
+        yield f" says {sum(tokens)} tokens, planned are {int(plan.pack_tokens[number])}"
 
 
-def _compare(sample: dict[str, Any], want: Any, where: str) -> None:
-    """The restored sample is the source's: texts to the letter, media to the byte."""
+def _differences(sample: dict[str, Any], want: Any) -> Iterator[str]:
+    """Where the restored sample is not the source's: texts to the letter, media to the byte."""
     held = {name: value for name, value in sample.items() if name != "sample_id"}
     data = iter(media_refs(held))
     for ref in media_refs(want):
         if next(data, None) != read_bytes(ref):
-            raise LawError(f"{where}: a medium of sample {sample['sample_id']} is not the source's")
+            yield f": a medium of sample {sample['sample_id']} is not the source's"
     if next(data, None) is not None or _without_media(held) != _without_media(want):
-        raise LawError(f"{where}: sample {sample['sample_id']} is not the source's")
+        yield f": sample {sample['sample_id']} is not the source's"
 
 
 def _without_media(sample: Any) -> Any:

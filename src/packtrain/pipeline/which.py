@@ -82,17 +82,17 @@ def _paths(folder: Path) -> list[Path]:
 
 
 def _samples(row: dict[str, Any]) -> list[dict[str, Any]]:
-    made: list[dict[str, Any]] = []
     sources = row.get("sources") or [None] * len(row["ids"])
-    for i, loss, tokens, source in zip(row["ids"], row["loss"], row["tokens"], sources, strict=True):
-        sample = {
+    return [
+        {
             "id": operator.index(i),
             "loss": None if loss is None else float(loss),
             "tokens": operator.index(tokens),
             "rank": operator.index(row["rank"]),
+            **({} if source is None else {"source": str(source)}),
         }
-        made.append(sample if source is None else {**sample, "source": str(source)})
-    return made
+        for i, loss, tokens, source in zip(row["ids"], row["loss"], row["tokens"], sources, strict=True)
+    ]
 
 
 def _descending(row: dict[str, Any]) -> tuple[bool, float]:
@@ -158,17 +158,17 @@ class Order:
         ranks = self.packs_order.aligned.world_size
         of_epoch, inside = divmod(step, self.steps) if epoch is None else (epoch, step)
         run_step = of_epoch * self.steps + inside
+        counts_inside, why = epoch is not None or self.run_steps is None, ""
         if rank is not None and not 0 <= rank < ranks:
-            raise InputError(f"rank {rank} of {counted(ranks, 'ranks')}", hint=f"0 to {ranks - 1}")
-        counts_inside = epoch is not None or self.run_steps is None
-        if counts_inside and (of_epoch < 0 or not 0 <= inside < self.steps):
-            raise InputError(
-                f"step {step} of epoch {epoch or 0}: an epoch has {counted(self.steps, 'steps')}",
-                hint=f"0 to {self.steps - 1}, or no epoch, to count over the whole run",
-            )
-        if self.run_steps is not None and not 0 <= run_step < self.run_steps:
-            what = f"step {run_step} of a run of {counted(self.run_steps, 'steps')}"
-            raise InputError(what, hint=f"0 to {self.run_steps - 1}")
+            why, hint = f"rank {rank} of {counted(ranks, 'ranks')}", f"0 to {ranks - 1}"
+        elif counts_inside and (of_epoch < 0 or not 0 <= inside < self.steps):
+            why = f"step {step} of epoch {epoch or 0}: an epoch has {counted(self.steps, 'steps')}"
+            hint = f"0 to {self.steps - 1}, or no epoch, to count over the whole run"
+        elif self.run_steps is not None and not 0 <= run_step < self.run_steps:
+            why = f"step {run_step} of a run of {counted(self.run_steps, 'steps')}"
+            hint = f"0 to {self.run_steps - 1}"
+        if why:
+            raise InputError(why, hint=hint)
         plan = self.packs_order.view(of_epoch).plan
         packs = self.packs(inside, inside + 1, of_epoch)
         rows = [
@@ -206,18 +206,10 @@ class Order:
             packs = self.packs(0, self.steps, epoch)
             for place in np.flatnonzero(packs == pack).tolist():
                 step, rest = divmod(place, self.packs_order.width)
-                if self.run_steps is not None and epoch * self.steps + step >= self.run_steps:
-                    continue
-                rows.append(
-                    {
-                        "epoch": epoch,
-                        "step": step,
-                        "run_step": epoch * self.steps + step,
-                        "micro_step": rest // ranks,
-                        "rank": rest % ranks,
-                        "pack": pack,
-                    }
-                )
+                run_step = epoch * self.steps + step
+                if self.run_steps is None or run_step < self.run_steps:
+                    place_of = {"micro_step": rest // ranks, "rank": rest % ranks, "pack": pack}
+                    rows.append({"epoch": epoch, "step": step, "run_step": run_step, **place_of})
         return rows
 
     def _pack_of(self, sample: int, epoch: int) -> int:
@@ -226,13 +218,12 @@ class Order:
         found = np.flatnonzero(np.asarray(plan.indices) == sample)
         if len(found) == 0:
             reasons, read = dict(plan.ledger), plan.stats()["read"]
-            if sample not in reasons:
-                told = f"there is no such sample: {sample} of {counted(read, 'samples')}"
-                raise InputError(told, hint=f"0 to {read - 1}")
-            raise InputError(
-                f"sample {sample} is in no pack; it is in the ledger: {reasons[sample]}",
-                hint=f"packtrain show {typed(self.folder)} --sample {sample} says what is wrong",
-            )
+            why = f"there is no such sample: {sample} of {counted(read, 'samples')}"
+            hint = f"0 to {read - 1}"
+            if sample in reasons:
+                why = f"sample {sample} is in no pack; it is in the ledger: {reasons[sample]}"
+                hint = f"packtrain show {typed(self.folder)} --sample {sample} says what is wrong"
+            raise InputError(why, hint=hint)
         return int(np.searchsorted(np.asarray(plan.offsets), found[0], side="right")) - 1
 
 
@@ -254,8 +245,7 @@ def order_of(
     """
     if (folder / "run.json").is_file():
         given = {"world_size": world_size, "grad_accum": grad_accum, "seed": seed, "balance": balance}
-        given["replan"] = replan
-        named = [name for name, value in given.items() if value is not None]
+        named = [name for name, value in {**given, "replan": replan}.items() if value is not None]
         if named:
             raise InputError(f"{folder} is a run: it knows its {', '.join(named)}", hint="leave them out")
         return _of_run(folder, *read_run(folder))

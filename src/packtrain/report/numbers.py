@@ -5,6 +5,7 @@ Everything is integer arithmetic over the plan's arrays, in one pass each; nothi
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -246,9 +247,5 @@ def _spread(values: Any) -> dict[str, float]:
 
 def _round_up(step: int) -> int:
     """The next of 1, 2, 4, 5, 8 times a power of ten: friendly bin widths."""
-    power = 1
-    while True:
-        for head in (1, 2, 4, 5, 8):
-            if head * power >= step:
-                return head * power
-        power *= 10
+    friendly = (head * 10**power for power in itertools.count() for head in (1, 2, 4, 5, 8))
+    return next(width for width in friendly if width >= step)

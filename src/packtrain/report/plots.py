@@ -195,7 +195,7 @@ def histogram(
     first.set_xticks(ticks, [compact(tick, edges[-1]) + unit for tick in ticks])
     if mark is not None and edges[0] < mark <= edges[-1]:
         first.axvline(mark, color=_INK, linestyle="--", linewidth=1)
-    _counted(chart)
+    _ticks(first.yaxis, whole=True)
     chart.named(x_label, y_label)
     return chart.svg()
 
@@ -216,19 +216,16 @@ def _bars(chart: Chart, part: int, places: Any, edges: Any, counts: Mapping[str,
         base = base + np.asarray(held)
 
 
-def _counted(chart: Chart) -> None:
-    """Whole numbers on the axis of counts."""
+def _ticks(axis: Any, *, whole: bool) -> None:
+    """Few and short numbers on an axis; whole ones where it counts."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-    axis = chart.axes[0].yaxis
-    axis.set_major_locator(MaxNLocator(nbins=5, integer=True))
+    axis.set_major_locator(MaxNLocator(nbins=5, integer=whole))
     axis.set_major_formatter(FuncFormatter(lambda value, _: compact(value)))
 
 
 def curve(lines: Mapping[str, Points], *, label: str, y_label: str) -> str:
     """Lines over steps, each `name -> [step, value] ...`, in the order of the page's legend."""
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
-
     chart = Chart(label)
     axes = chart.axes[0]
     wheel = itertools.cycle((BLUE, AMBER, TEAL, ROSE))
@@ -243,9 +240,8 @@ def curve(lines: Mapping[str, Points], *, label: str, y_label: str) -> str:
             chart.hover(line, *(f"{name}, step {x:g}: {y:.4g}" for x, y in shown))
     low, high = axes.get_ylim()
     axes.set_ylim(min(0.0, low) if low < 0.3 * high else low, high)
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(MaxNLocator(nbins=5, integer=axis is axes.xaxis))
-        axis.set_major_formatter(FuncFormatter(lambda value, _: compact(value)))
+    _ticks(axes.xaxis, whole=True)
+    _ticks(axes.yaxis, whole=False)
     chart.named("optimizer step", y_label)
     return chart.svg()
 
