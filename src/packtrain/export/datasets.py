@@ -52,7 +52,7 @@ def finish(job: Job, parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
     from datasets import DatasetInfo
 
     names = [{"filename": row["name"]} for part in parts for row in part["files"]]
-    state = {
+    state: dict[str, Any] = {
         "_data_files": names,
         "_fingerprint": job.plan.checksum[:16],
         "_format_columns": None,

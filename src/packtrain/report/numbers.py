@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -247,5 +247,5 @@ def _spread(values: Any) -> dict[str, float]:
 
 def _round_up(step: int) -> int:
     """The next of 1, 2, 4, 5, 8 times a power of ten: friendly bin widths."""
-    friendly = (head * 10**power for power in itertools.count() for head in (1, 2, 4, 5, 8))
+    friendly: Iterator[int] = (head * 10**power for power in itertools.count() for head in (1, 2, 4, 5, 8))
     return next(width for width in friendly if width >= step)
