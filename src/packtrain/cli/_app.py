@@ -27,7 +27,7 @@ import click
 from click.core import ParameterSource
 
 from .. import extend
-from ..errors import InputError, PacktrainError, missing_package, nearest
+from ..errors import InputError, PacktrainError, meant, missing_package
 from ..moved import THEIRS
 from ..remote.places import spelled
 from ..version import __version__
@@ -139,12 +139,13 @@ def _keys() -> Mapping[str, str]:
 
 def _step(name: str) -> tuple[str, click.Option] | None:
     """The verb, of those that do one step of a run, that has an option for this argument."""
-    for verb in ("measure", "plan"):
-        command = importlib.import_module(f"{__package__}.{verb}").command
-        for one in command.params:
-            if one.name == name and isinstance(one, click.Option):
-                return f"packtrain {verb}", one
-    return None
+    found = (
+        (f"packtrain {verb}", one)
+        for verb in ("measure", "plan")
+        for one in importlib.import_module(f"{__package__}.{verb}").command.params
+        if one.name == name and isinstance(one, click.Option)
+    )
+    return next(found, None)
 
 
 def _long(option: click.Option) -> str:
@@ -239,8 +240,7 @@ class _Verbs(click.Group):
             click.echo(ctx.get_help())
             ctx.exit()
         if args and args[0] not in _VERBS and not args[0].startswith("-"):
-            close = nearest(args[0], _VERBS)
-            hint = f"did you mean {close!r}?" if close else f"verbs: {', '.join(_VERBS)}"
+            hint = meant(args[0], _VERBS, f"verbs: {', '.join(_VERBS)}")
             raise InputError(f"no such verb: {args[0]}", hint=hint)
         return super().resolve_command(ctx, args)
 

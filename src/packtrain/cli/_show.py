@@ -89,9 +89,10 @@ def folder_of_run(run: Path, name: str) -> Path:
         return run / name
     named = read_run(run)[1].get(f"{name}_folder")
     if not isinstance(named, str):
+        why, hint = f"{run} holds no {name}, and its run.json names none", None
         if (kind := unplanned_kind(run)) is not None:
-            raise FormatError(f"{run} is a run of kind {kind}: it has no {name}", hint=_verifiable(run, kind))
-        raise FormatError(f"{run} holds no {name}, and its run.json names none")
+            why, hint = f"{run} is a run of kind {kind}: it has no {name}", _verifiable(run, kind)
+        raise FormatError(why, hint=hint)
     return Path(named)
 
 

@@ -313,8 +313,10 @@ def write_files(
     with files.scratch(job.out / stem) as folder, contextlib.ExitStack() as held:
         given = _rows(held.enter_context(members_ahead(job, part))) if rows is None else rows
         for path, packs, told in write(folder, given):
-            row = {**listed(path, f"{below}{stem}-{len(made):03d}{suffix}"), "count": packs, "told": told}
-            row |= {
+            row = {
+                **listed(path, f"{below}{stem}-{len(made):03d}{suffix}"),
+                "count": packs,
+                "told": told,
                 "first_pack": first,
                 "first_key": pack_key(first),
                 "last_key": pack_key(first + packs - 1),

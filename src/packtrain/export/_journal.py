@@ -173,11 +173,8 @@ class RawFolder:
         clips = {os.path.splitext(name)[0] for name in lower if name.endswith(self._sounds)}
         spoken = any(name.endswith(".trans.txt") for name in lower) or bool(stems & clips)
         table = [name for name in lower if name in self._tables]
-        return (spoken and bool(clips)) or (bool(table) and self._names_clips(path, table[0], clips))
-
-    def _names_clips(self, path: Path, table: str, clips: set[str]) -> bool:
-        if clips or table.endswith(".csv"):
-            return True
+        if clips or not table or table[0].endswith(".csv"):
+            return bool(table) or (spoken and bool(clips))
         return any(name.lower().endswith(self._sounds) for _, _, many in os.walk(path) for name in many)
 
     def _is_complete(self, name: str, listed: set[str]) -> bool:

@@ -20,7 +20,7 @@ from ..errors import (
     PlanError,
     SourceError,
     counted,
-    nearest,
+    meant,
     told_with_hint,
 )
 from ..extend import Source, Template
@@ -62,10 +62,9 @@ def check_limits(limits: Mapping[str, int], measured: Iterable[str] | None) -> N
     known = sorted(measured)
     for name in limits:
         if name not in known:
-            close = nearest(name, known)
             raise PlanError(
                 f"limits names the cost {name!r}, the template measures: {', '.join(known) or 'none'}",
-                hint=f"did you mean {close!r}?" if close else "leave the limit out",
+                hint=meant(name, known, "leave the limit out"),
             )
 
 

@@ -243,8 +243,9 @@ class PackingProducer:
         progress: Callable[[int, int], None] | None = None,
         stop_after_failures: int = marks.STOP_AFTER,
     ) -> None:
-        marks.check_least(1, packs_per_chunk=packs_per_chunk, chunk_mb=chunk_mb, workers=workers)
-        marks.check_least(1, max_ahead=max_ahead)
+        marks.check_least(
+            1, packs_per_chunk=packs_per_chunk, chunk_mb=chunk_mb, workers=workers, max_ahead=max_ahead
+        )
         marks.check_least(
             0, max_age=max_age, keep_completed=keep_completed, stop_after_failures=stop_after_failures
         )

@@ -276,10 +276,8 @@ def _rows(out: Path) -> Any:
 def _told(error: BaseException, out: Path) -> PacktrainError:
     """Our own error behind those of the library, else one that says what the library said."""
     chain = causes(error)
-    for one in chain:
-        if isinstance(one, PacktrainError):
-            return one
-    fault = missing_package(error, f"energon cannot read {out} here")
+    ours = next((one for one in chain if isinstance(one, PacktrainError)), None)
+    fault = ours or missing_package(error, f"energon cannot read {out} here")
     if fault is not None:
         return fault
     said = "; ".join(f"{type(one).__name__}: {' '.join(str(one).split())[:200]}" for one in chain[:3])

@@ -266,9 +266,13 @@ def open_exported(config: RunConfig, data: Exported) -> tuple[Any, Any]:
     folder = shards.at(data.path)
     chunks = shards.export_of(folder)["key"]["format"] == "chunks"
     template = _template(config, folder, chunks)
-    options: dict[str, Any] = {"verify": data.verify} if chunks else {}
-    options |= {"skip": skipped_samples(config), "ledger_file": left_out_file(config)}
-    options |= {"on_error": data.on_error, "max_skip_fraction": data.max_skip_fraction}
+    options: dict[str, Any] = {
+        "skip": skipped_samples(config),
+        "ledger_file": left_out_file(config),
+        "on_error": data.on_error,
+        "max_skip_fraction": data.max_skip_fraction,
+        **({"verify": data.verify} if chunks else {}),
+    }
     return open_packs(folder, None if template is None else template.encode, **options), template
 
 

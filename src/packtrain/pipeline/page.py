@@ -46,7 +46,7 @@ class Report:
         plan, lengths: None: packs of the run were not planned.
         lengths_folder: None: the lengths lie in a file.
         source: the samples, for their records; None: not at hand.
-        where: sample -> where it stands; None: as `source` says.
+        where: sample -> where it stands; None: not known.
         order: how the run consumes its packs; None: no run.
         training: what the run adds.
         config: of the run, plain.
@@ -114,16 +114,10 @@ class Report:
             more["left_out"] = Counter(str(r["reason"]) for r in self._ledger() if r["reason"] != CUT)
         return report_figures(self.plan, self.lengths, replace(self.training, **more))
 
-    @property
-    def _where(self) -> Callable[[int], str] | None:
-        return self.where or (
-            None if self.source is None else cast("Callable[[int], str]", self.source.where)
-        )
-
     def _ledger(self) -> Iterable[dict[str, Any]]:
         """id, reason, where and detail of every sample that is in no pack."""
         if self.plan is not None:
-            return ledger_rows(self.plan, self.lengths_folder, self._where)
+            return ledger_rows(self.plan, self.lengths_folder, self.where)
         path = self.ledger_file or self.artefact / "left_out.jsonl"
         if not os.path.isfile(path):
             return []
@@ -149,7 +143,7 @@ class Report:
             figures=self.figures(profile),
             config=self.config,
             artefact=str(self.artefact),
-            where=self._where,
+            where=self.where,
             record=None if source is None else lambda i: record_of(source, i),
         )
 

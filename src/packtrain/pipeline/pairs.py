@@ -348,9 +348,8 @@ def _joined(
     sample: Mapping[str, Any] = {}
     for number in ids:
         record = source[number]
-        longer = record
-        if held:
-            longer = {"messages": [*sample["messages"], *_without_images(record["messages"])]}
+        both = [*sample["messages"], *_without_images(record["messages"])] if held else []
+        longer = {"messages": both} if held else record
         try:
             fits = len(ids) == 1 or measure(longer) <= limit
         except SampleError as error:

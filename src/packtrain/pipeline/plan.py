@@ -278,13 +278,12 @@ def truncated_rows(folder: str | Path, lengths: Lengths) -> list[dict[str, Any]]
     """
     if "answers_removed" not in lengths.costs:
         return []
-    rows = []
-    for sample, line in sorted(details(folder).items()):
-        if lengths.status[sample] == STATUS_OK:
-            where, _, detail = line.partition(": ")
-            tokens = int(lengths.tokens[sample])
-            rows.append({"id": sample, "reason": CUT, "tokens": tokens, "where": where, "detail": detail})
-    return rows
+    told = {sample: placed(line, None) for sample, line in sorted(details(folder).items())}
+    return [
+        {"id": sample, "reason": CUT, "tokens": int(lengths.tokens[sample]), "where": where, "detail": detail}
+        for sample, (where, detail) in told.items()
+        if lengths.status[sample] == STATUS_OK
+    ]
 
 
 def truncated_figures(rows: list[dict[str, Any]], lengths: Lengths) -> dict[str, int]:

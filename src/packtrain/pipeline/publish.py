@@ -105,9 +105,12 @@ class Identity:
     def of_source(cls, source: extend.Source) -> Identity:
         """All but the template."""
         root = getattr(source, "media_root", None)
-        key = {"key_schema": _KEY_SCHEMA, "samples": len(source), "source": source.fingerprint}
-        place = None if root is None else os.fspath(root)
-        return cls(key=key, template={}, root=place, layout=layout_of(source))
+        return cls(
+            key={"key_schema": _KEY_SCHEMA, "samples": len(source), "source": source.fingerprint},
+            template={},
+            root=None if root is None else os.fspath(root),
+            layout=layout_of(source),
+        )
 
 
 def publish(

@@ -348,6 +348,7 @@ def _page(
         lengths=prepared.lengths,
         lengths_folder=prepared.lengths_folder,
         source=prepared.source,
+        where=prepared.source.where,
         order=order.packs_order,
         training=training_of(config.to_dict(), figures, read_history(folder) or trained.history),
         config=config.to_dict(),

@@ -79,8 +79,7 @@ def measure_shard(
         InputError: no such shard.
         ForeignArtefactError: `out` holds lengths, or this shard, of another source or template.
     """
-    number, of = shard
-    check_shard(number, of)
+    check_shard(*shard)
     who = (executor, executor_options or {}, workers, persist_every, progress)
     job = Measurement(source, template, *who, origin)
     with output(out) as whole:
