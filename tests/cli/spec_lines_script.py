@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-import packtrain.cli._recipe as recipe
+import packtrain.cli._options as recipe
 import packtrain.cli.train as train
 from packtrain.cli import main
 

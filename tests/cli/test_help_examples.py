@@ -13,7 +13,7 @@ import pytest
 
 import packtrain
 from packtrain.cli._app import _VERBS, app, main
-from packtrain.cli._recipe import recipe_of
+from packtrain.cli._options import recipe_of
 from packtrain.train.config import load_config
 
 #: Begun by these words: what they need can be made here in a second.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 import pytest
 
-from packtrain.cli._recipe import recipe_of
+from packtrain.cli._options import recipe_of
 from packtrain.cli.run import command as run
 from packtrain.cli.train import command as train
 from packtrain.train.config import load_config

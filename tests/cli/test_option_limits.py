@@ -10,7 +10,7 @@ import pytest
 
 import packtrain as pt
 from packtrain.cli import main
-from packtrain.cli._reading import _OPTIONS, inputs_of, reading_options
+from packtrain.cli._options import _OPTIONS, inputs_of, reading_options
 from packtrain.errors import InputError
 from packtrain.train.config import load_config
 

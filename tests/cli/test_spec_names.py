@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import packtrain as pt
-from packtrain.cli._recipe import recipe_of
+from packtrain.cli._options import recipe_of
 from packtrain.collate import PaddingFreeCollator
 from packtrain.data import LazyShardedDataset, PackedDataset, StreamingPackedDataset, TokenBudgetDataset
 from packtrain.errors import ConfigError, PacktrainError

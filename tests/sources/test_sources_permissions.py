@@ -12,7 +12,7 @@ import pytest
 import packtrain as pt
 from packtrain.cli import measure as measure_verb
 from packtrain.cli import produce as produce_verb
-from packtrain.cli._reading import inputs_of
+from packtrain.cli._options import inputs_of
 from packtrain.errors import PlanError, SampleError
 from packtrain.export._intake import Opener
 from packtrain.hosts import _rows

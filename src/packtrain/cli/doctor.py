@@ -17,7 +17,6 @@ from ._show import table
 
 if TYPE_CHECKING:
     from ..train.calibrate import Calibration
-    from ..train.doctor import Diagnosis
 
 
 #: Above this error of the time the machine was busy, or its steps too short to tell.
@@ -103,14 +102,7 @@ def command(
     if as_json:
         emit(figures)
         return _EXIT[found.verdict]
-    table(f"Packing {model}", _diagnosis_rows(found))
-    if made is not None:
-        table(f"{made.profile.name}: {calibrate}", _fitted_rows(made))
-    return _EXIT[found.verdict]
-
-
-def _diagnosis_rows(found: Diagnosis) -> dict[str, str | None]:
-    return {
+    rows = {
         "verdict": found.verdict,
         "model type": found.model_type,
         "attention": found.backend,
@@ -119,6 +111,10 @@ def _diagnosis_rows(found: Diagnosis) -> dict[str, str | None]:
         "why": "; ".join(found.reasons),
         "fix": found.fix or None,
     }
+    table(f"Packing {model}", rows)
+    if made is not None:
+        table(f"{made.profile.name}: {calibrate}", _fitted_rows(made))
+    return _EXIT[found.verdict]
 
 
 def _check_target(path: Path, config: Path | None, overwrite: bool) -> None:

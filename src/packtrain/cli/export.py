@@ -7,7 +7,7 @@ from typing import Any
 
 from ..remote.places import typed
 from ._app import PATH, argument, emit, flag, option, progress, verb
-from ._reading import of_cluster, shard_of
+from ._options import of_cluster, shard_of
 from ._show import table
 
 

@@ -13,7 +13,7 @@ from ..remote.outputs import writable
 from ..remote.places import told_url
 from ..store._folders import refuse_other_kind
 from ._app import PATH, argument, emit, flag, option, progress, verb
-from ._reading import inputs_of, of_cluster, reading_options, shard_of
+from ._options import inputs_of, of_cluster, reading_options, shard_of
 from ._show import lengths_figures, print_lengths
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..errors import InputError
 from ._app import PATH, argument, emit, flag, option, verb, without_effect
-from ._reading import pairs, placeholders
+from ._options import pairs, placeholders
 from ._show import table
 
 

@@ -10,7 +10,7 @@ import click
 from .. import files
 from ..remote.outputs import writable
 from ._app import PATH, argument, completed, emit, flag, option, verb
-from ._reading import limits_of
+from ._options import limits_of
 from ._show import open_lengths, print_plan
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import InputError
 from ..remote.outputs import writable
 from ._app import PATH, argument, completed, emit, flag, option, progress, verb, without_effect
-from ._reading import inputs_of, limits_of, reading_options
+from ._options import inputs_of, limits_of, reading_options
 from ._show import stream_rows, table
 
 

@@ -8,7 +8,7 @@ import click
 
 from ..errors import InputError
 from ._app import PATH, argument, emit, flag, option, show_runtime, stages, verb
-from ._recipe import KEYS, no_page, no_proof_option, recipe_of, show_result
+from ._options import KEYS, no_page, no_proof_option, recipe_of, show_result
 from .export import show_export
 
 

@@ -16,7 +16,7 @@ from ..version import __version__
 from ..workers import own_process
 from ..world import World, world
 from ._app import PATH, argument, emit, flag, option, progress, show_runtime, stages, verb
-from ._recipe import KEYS, no_page, no_proof_option, recipe_of, show_result
+from ._options import KEYS, no_page, no_proof_option, recipe_of, show_result
 from ._show import plan_rows, stream_figures, stream_rows, table
 
 if TYPE_CHECKING:

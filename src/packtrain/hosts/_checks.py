@@ -49,15 +49,6 @@ def indexable(rows: Any) -> bool:
     return is_indexed(rows) and not isinstance(rows, Mapping)
 
 
-def check_evaluation(rows: Any, name: str) -> None:
-    """Refuse a set of evaluation that was asked to be packed and cannot be planned."""
-    if not indexable(rows):
-        raise ConfigError(
-            f"evaluation set {name!r} is a {type(rows).__name__} without length or index: no plan for it",
-            hint="leave out eval_packing=True, and it is evaluated as before",
-        )
-
-
 @contextmanager
 def unchanged_on_failure(trainer: Any) -> Iterator[None]:
     """A trainer that could not be made to pack is the one that was given, so that it can be asked again."""

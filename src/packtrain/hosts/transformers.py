@@ -52,7 +52,6 @@ from ..train.runtime import resolve_runtime
 from ..version import __version__
 from ..world import World
 from ._checks import (
-    check_evaluation,
     check_loss,
     check_source,
     check_trainer,
@@ -323,7 +322,12 @@ class HostMixin(PackingMixin):
             return
         sets = self.eval_dataset
         for name, rows in (sets if isinstance(sets, Mapping) else {"eval": sets}).items():
-            check_evaluation(rows, name)
+            if not indexable(rows):  # asked to be packed, and cannot be planned
+                raise ConfigError(
+                    f"evaluation set {name!r} is a {type(rows).__name__} without length or index: "
+                    "no plan for it",
+                    hint="leave out eval_packing=True, and it is evaluated as before",
+                )
             self._eval_packs(rows, name)
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
