@@ -60,8 +60,7 @@ def command(
     from ..planning.forecast import AUTO, forecast
 
     tried = AUTO if pack_lengths is None else _numbers("--pack-lengths", pack_lengths, AUTO)
-    measured = open_lengths(lengths)
-    rows = forecast(measured, tried, **options)
+    rows = forecast(open_lengths(lengths), tried, **options)
     if plot is not None:
         from ..report.plots import draw_choices
 

@@ -195,8 +195,7 @@ def _prove(
     inputs = Inputs.of_artefact(folder)
     source = inputs.open_source()
     template = inputs.open_template(source)
-    plan = PackPlan.load(folder)
-    ids = sorted(plan.indices[:samples].tolist())
+    ids = sorted(PackPlan.load(folder).indices[:samples].tolist())
     encoded = []
     with progress("encoding samples", quiet=quiet) as report:
         for place, i in enumerate(ids):

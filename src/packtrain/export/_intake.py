@@ -320,20 +320,14 @@ class Encoding:
 
     def _outcomes(self, packs: list[list[int]]) -> Iterator[list[Outcome]]:
         if not self._pool.workers:
-            yield from map(self._here, packs)
+            template = self._template
+            yield from ([_encoded(*self._intake.record(one), template) for one in pack] for pack in packs)
             return
         for outcomes in self._pool.map([(one, *self._intake.place(one)) for one in pack] for pack in packs):
             for place, values in enumerate(outcomes):
                 if not isinstance(values, SampleError):
                     outcomes[place] = {n: restore(v.array, v.dtype, v.shape) for n, v in values.items()}
             yield outcomes
-
-    def _here(self, pack: list[int]) -> list[Outcome]:
-        outcomes: list[Outcome] = []
-        for sample_id in pack:
-            source, row = self._intake.record(sample_id)
-            outcomes.append(_encoded(source, row, self._template))
-        return outcomes
 
     def _add(
         self, writer: ChunkWriter, pack: list[int], outcomes: list[Outcome], failed: dict[int, SampleError]

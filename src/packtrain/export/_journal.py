@@ -97,8 +97,7 @@ class RawFolder:
         listed = [name for name in fresh_names(self.folder) if not name.startswith((".", "_"))]
         if self._is_audio(self.folder, listed):
             return ["."]
-        shards = [name for name in listed if name not in _LAST and self._is_shard(name)]
-        return sorted(shards, key=natural)
+        return sorted((name for name in listed if name not in _LAST and self._is_shard(name)), key=natural)
 
     def complete(self, names: Iterable[str] | None = None) -> list[str]:
         """Those of `names` (default: of all shards) that are complete, in natural order."""

@@ -52,8 +52,7 @@ def finish(job: Job, parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Write the index of all chunks."""
     told = [{**row["told"], "filename": row["name"]} for part in parts for row in part["files"]]
     configs = [one.pop("config") for one in told]  # all alike: the fields of a row are
-    config = configs[0] if configs else {}
-    index = json.dumps({"chunks": told, "config": config}, sort_keys=True)
+    index = json.dumps({"chunks": told, "config": configs[0] if configs else {}}, sort_keys=True)
     return [published(job.out, "index.json", index.encode())]
 
 

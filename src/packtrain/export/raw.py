@@ -18,12 +18,11 @@ needs_template = False
 
 def write_part(job: Job, part: int) -> list[dict[str, Any]]:
     """Write the files of a part; the record of a pack comes after its media."""
-    rows: list[dict[str, Any]] = []
-    for number in job.packs_of(part):
-        pack = job.read(number)
-        for member, data in job.members(pack, prompts=job.options["prompts"]):
-            rows.append(published(job.out, f"{pack.key}.{member}", data))
-    return rows
+    return [
+        published(job.out, f"{pack.key}.{member}", data)
+        for pack in map(job.read, job.packs_of(part))
+        for member, data in job.members(pack, prompts=job.options["prompts"])
+    ]
 
 
 def finish(job: Job, parts: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -44,8 +44,7 @@ _TRL = {
 
 def _text(name: str) -> str:
     """A template of the folder `scaffold`."""
-    place = importlib.resources.files(__package__) / "scaffold" / name
-    return place.read_text(encoding="utf-8")
+    return (importlib.resources.files(__package__) / "scaffold" / name).read_text(encoding="utf-8")
 
 
 def command_line(*words: str) -> str:

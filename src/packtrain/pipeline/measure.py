@@ -421,9 +421,7 @@ def _measured_or_walked(
     """Work function: a measured range, or only the media and keys of one that is copied."""
     source, template, pieces = context
     piece = pieces[bisect_right(pieces, shard[0], key=lambda piece: piece.start) - 1]
-    if piece.old is None:
-        return measure_range((source, template), shard)
-    return walk_media(source, shard)
+    return measure_range((source, template), shard) if piece.old is None else walk_media(source, shard)
 
 
 def _exchange(folder: Path) -> None:

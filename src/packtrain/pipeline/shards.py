@@ -166,12 +166,11 @@ def _merged(folder: Path, overwrite: bool) -> Lengths:
     identity = Identity(**markers[0]["identity"])
     if held is not None and not overwrite:
         _refuse_other(folder, held, identity.key)
-    paths: list[Path] = []
-    for (_, _, place), marker in zip(found, markers, strict=True):
-        paths += _verified(place, marker)
+    places = [place for _, _, place in found]
+    paths = [path for held in map(_verified, places, markers) for path in held]
     publish(folder, paths, identity, media=parts.media_rows(paths), origin=markers[0]["origin"] | origin_of())
     parts.clear_parts(folder)
-    for _, _, place in found:
+    for place in places:
         _clear(place)
     return Lengths.load(folder)
 

@@ -330,8 +330,7 @@ def _of_run(folder: Path, written: Mapping[str, Any], figures: Mapping[str, Any]
         place = folder / "plan"
         if not place.is_dir() and "plan_folder" in figures:
             place = Path(figures["plan_folder"])  # in a shared cache
-    plan = undamaged(place)
-    return order_of_config(config, plan, ranks, place, sync=figures.get("sync"))
+    return order_of_config(config, undamaged(place), ranks, place, sync=figures.get("sync"))
 
 
 def order_of_config(
