@@ -239,6 +239,13 @@ def test_the_command_line_wins_under_any_name() -> None:
     assert (config.data.kind, config.data.path) == ("growing", "d")
 
 
+@pytest.mark.parametrize("size", [4, "4", 4096, [2]])
+def test_a_stream_with_a_size_of_rows_says_what_is_missing_whatever_the_size_is(size: Any) -> None:
+    with pytest.raises(ConfigError, match=r"has no effect without training\.dyn_bsz") as refused:
+        load_config({"training": {"streaming": True, "micro_batch_size": size, "max_steps": 1}})
+    assert f"rows of {size} * max_length" in (refused.value.hint or "")
+
+
 @pytest.mark.spec(
     "004", "`global_batch_size` from YAML", key="`data.global_batch_size`", api="`RunConfig.accumulation`"
 )

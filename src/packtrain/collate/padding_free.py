@@ -204,15 +204,12 @@ def _check_steps(row: torch.Tensor, lengths: list[int], segments: Sequence[Segme
     index, place = _place(at, lengths)
     before, here = int(row[at - 1]), int(row[at])
     where = segments[index].where if index < len(segments) else "the pad tail"
+    told = f"{where}: text positions go from {before} to {here} at token {place}"
+    hint = "an already packed row loses its boundaries here; hand over its samples one by one"
     if not place:
-        raise InputError(
-            f"positions of {where} start at {here}, right after those of {segments[index - 1].where}",
-            hint="positions restart in every sample; otherwise transformers joins the two samples",
-        )
-    raise InputError(
-        f"{where}: text positions go from {before} to {here} at token {place}",
-        hint="an already packed row loses its boundaries here; hand over its samples one by one",
-    )
+        told = f"positions of {where} start at {here}, right after those of {segments[index - 1].where}"
+        hint = "positions restart in every sample; otherwise transformers joins the two samples"
+    raise InputError(told, hint=hint)
 
 
 # --------------------------------------------------------------------------------------------

@@ -7,18 +7,14 @@ second), unlike those of Qwen2.5-VL.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ._family import qwen_vl
 
-_BASE = qwen_vl(
-    name="qwen2_5_omni", model_types=("qwen2_5_omni_thinker",), processor_classes=("Qwen2_5OmniProcessor",)
-)
-
-FAMILY = replace(
-    _BASE,
+FAMILY = qwen_vl(
+    name="qwen2_5_omni",
+    model_types=("qwen2_5_omni_thinker",),
+    processor_classes=("Qwen2_5OmniProcessor",),
     modalities=("image", "video", "audio"),
-    media_keys={**_BASE.media_keys, "input_features": "cat0", "feature_attention_mask": "cat0"},
+    media_keys={**qwen_vl.keywords["media_keys"], "input_features": "cat0", "feature_attention_mask": "cat0"},
     image_token="<|IMAGE|>",
     video_token="<|VIDEO|>",
     audio_token="<|AUDIO|>",

@@ -6,12 +6,12 @@ config, not in its processor: 2 in the published checkpoints (a template takes a
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ._family import GROUNDING, qwen_vl
 
-FAMILY = replace(
-    qwen_vl(name="qwen2_5_vl", model_types=("qwen2_5_vl",), processor_classes=("Qwen2_5_VLProcessor",)),
+FAMILY = qwen_vl(
+    name="qwen2_5_vl",
+    model_types=("qwen2_5_vl",),
+    processor_classes=("Qwen2_5_VLProcessor",),
     grounding=(*GROUNDING[:2], "pixels"),
     time_unit="seconds",
     tokens_per_second=2.0,

@@ -6,13 +6,11 @@ the limit of pixels is for all its frames together.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ._family import qwen_vl
 
-FAMILY = replace(
-    qwen_vl(
-        name="qwen3_vl", model_types=("qwen3_vl", "qwen3_vl_moe"), processor_classes=("Qwen3VLProcessor",)
-    ),
+FAMILY = qwen_vl(
+    name="qwen3_vl",
+    model_types=("qwen3_vl", "qwen3_vl_moe"),
+    processor_classes=("Qwen3VLProcessor",),
     video_rule="clip",
 )

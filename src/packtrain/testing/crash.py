@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from unittest import mock
 
 from .. import files
 
@@ -47,7 +48,7 @@ def crash_points(
             prepare(folder)
 
     fresh()
-    with _observed(lambda kind, path: steps.append((kind, path))):
+    with mock.patch.object(files, "observer", lambda kind, path: steps.append((kind, path))):
         verb(folder)
     whole = snapshot(folder, ignore)
     for stop in sorted({*range(1, len(steps) + 1, every), len(steps)}):
@@ -75,18 +76,8 @@ def stopped_after(steps: int) -> Iterator[None]:
         if seen >= steps:
             raise Stopped(f"{kind} {path}")
 
-    with _observed(observe):
+    with mock.patch.object(files, "observer", observe):
         yield
-
-
-@contextlib.contextmanager
-def _observed(observer: Callable[[str, Path], object]) -> Iterator[None]:
-    before = files.observer
-    files.observer = observer  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        files.observer = before
 
 
 def snapshot(folder: Path, ignore: Sequence[str] = ()) -> dict[str, str]:

@@ -15,12 +15,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from .. import extend
+from ..packers import _jit
 from ..planning.build import plan as make_plan
 from ..planning.lengths import Lengths
 from ..planning.packplan import PackPlan
@@ -199,34 +201,15 @@ class PackerLaws:
 @contextlib.contextmanager
 def on_threads(count: int) -> Iterator[None]:
     """Use the compiled kernels on so many threads for any number of samples."""
-    from ..packers import _jit
-
-    before = _jit.THREAD_LIMIT, _jit.THREADS
-    _jit.THREAD_LIMIT, _jit.THREADS = 0, count
-    try:
-        with compiled_path():
-            yield
-    finally:
-        _jit.THREAD_LIMIT, _jit.THREADS = before
-
-
-@contextlib.contextmanager
-def _plain_limit(limit: int) -> Iterator[None]:
-    from ..packers import _jit
-
-    before = _jit.PLAIN_LIMIT
-    _jit.PLAIN_LIMIT = limit
-    try:
+    with mock.patch.multiple(_jit, THREAD_LIMIT=0, THREADS=count), compiled_path():
         yield
-    finally:
-        _jit.PLAIN_LIMIT = before
 
 
-def compiled_path() -> contextlib.AbstractContextManager[None]:
+def compiled_path() -> contextlib.AbstractContextManager[Any]:
     """Use the compiled kernels for any number of samples (where `PACKTRAIN_JIT` allows them)."""
-    return _plain_limit(-1)
+    return mock.patch.object(_jit, "PLAIN_LIMIT", -1)
 
 
-def plain_path() -> contextlib.AbstractContextManager[None]:
+def plain_path() -> contextlib.AbstractContextManager[Any]:
     """Use no compiled kernel for any number of samples."""
-    return _plain_limit(1 << 62)
+    return mock.patch.object(_jit, "PLAIN_LIMIT", 1 << 62)

@@ -18,6 +18,7 @@ from ..files import parse_json
 from ..template import ensure_torchvision
 from ..world import World, world
 from .config import RunConfig
+from .config.sections import refuse
 
 logger = logging.getLogger(__name__)
 
@@ -215,12 +216,15 @@ def _check_ranks(config: RunConfig, made: Any, place: World) -> None:
     backend = config.training.trainer.get("ddp_backend")
     if backend and place.size == 1:
         logger.warning("training.ddp_backend has no effect on one rank")
-    if backend and not torch.distributed.is_backend_available(backend):
-        raise ConfigError(f"training.ddp_backend: torch has no backend {backend} here", hint="nccl or gloo")
-    if made.fsdp and place.size == 1:
-        raise ConfigError(
-            "training.fsdp shards over ranks, and this is one", hint="start it with torchrun, or leave it out"
-        )
+    absent = backend and not torch.distributed.is_backend_available(backend)
+    alone, hint = (
+        "training.fsdp shards over ranks, and this is one",
+        "start it with torchrun, or leave it out",
+    )
+    refuse(
+        (absent, f"training.ddp_backend: torch has no backend {backend} here", "nccl or gloo"),
+        (made.fsdp and place.size == 1, alone, hint),
+    )
 
 
 def _check_loaders(made: Any) -> None:
@@ -240,29 +244,23 @@ def _check_metric(config: RunConfig, made: Any) -> None:
     best = str(getattr(made.save_strategy, "value", made.save_strategy)) == "best"
     name = made.metric_for_best_model
     evaluates = str(getattr(made.eval_strategy, "value", made.eval_strategy)) != "no"
-    if config.training.early_stopping_patience is not None and not evaluates:
-        raise ConfigError(
-            "training.early_stopping_patience needs evaluations while training",
-            hint="set training.eval_steps (eval_strategy)",
-        )
-    if name is None:
-        if best:
-            raise ConfigError(
-                "training.save_strategy best needs metric_for_best_model", hint="set it to loss, for example"
-            )
-        return
-    sets = [f"{held}_" if held else "" for held in config.data.validations()]
-    plain = name.removeprefix("eval_")
-    if not sets or any(
-        plain in (f"{held}{metric}" for metric in _METRICS) or plain.startswith(f"{held}loss/")
-        for held in sets
-    ):
-        return
-    named = ", ".join(f"{held}{metric}" for held in sets for metric in _METRICS[:2])
-    raise ConfigError(
-        f"training.metric_for_best_model is {name!r}, and no evaluation gives it",
-        hint=f"use {named}, or {sets[0]}loss/<source> with log_source_loss",
+    stops = config.training.early_stopping_patience is not None
+    needs = "training.early_stopping_patience needs evaluations while training"
+    unnamed = "training.save_strategy best needs metric_for_best_model"
+    refuse(
+        (stops and not evaluates, needs, "set training.eval_steps (eval_strategy)"),
+        (best and name is None, unnamed, "set it to loss, for example"),
     )
+    sets = [f"{held}_" if held else "" for held in config.data.validations()]
+    if name is None or not sets:
+        return
+    plain, known = name.removeprefix("eval_"), [f"{held}{metric}" for held in sets for metric in _METRICS]
+    if plain not in known and not plain.startswith(tuple(f"{held}loss/" for held in sets)):
+        named = ", ".join(f"{held}{metric}" for held in sets for metric in _METRICS[:2])
+        raise ConfigError(
+            f"training.metric_for_best_model is {name!r}, and no evaluation gives it",
+            hint=f"use {named}, or {sets[0]}loss/<source> with log_source_loss",
+        )
 
 
 def _check_hub(config: RunConfig, made: Any, place: World) -> None:

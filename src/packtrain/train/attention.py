@@ -98,7 +98,12 @@ def check_attention(model: Any) -> AttentionSetup:
     if config is None:
         raise InputError("no model to check", hint="pass a loaded transformers model")
     backend = attention_of(model) or "eager"
-    _refuse_states(model)
+    states = state_layers(model)
+    if states and not states_isolated(model):
+        raise IsolationError(
+            f"{config.model_type} has layers that carry a state from sample to sample ({', '.join(states)})",
+            hint="load it with packtrain.train.load_model, or call packtrain.train.isolate_states(model)",
+        )
     for part in (config, text_config(config)):
         if getattr(part, "use_cache", False):
             raise IsolationError(
@@ -114,16 +119,6 @@ def check_causal(config: Any) -> None:
         raise IsolationError(f"{config.model_type} is not causal", hint="packtrain trains causal models")
 
 
-def _refuse_states(model: Any) -> None:
-    states = state_layers(model)
-    if states and not states_isolated(model):
-        kind = model if isinstance(model, str) else config_of(model).model_type  # type: ignore[union-attr]
-        raise IsolationError(
-            f"{kind} has layers that carry a state from sample to sample ({', '.join(states)})",
-            hint="load it with packtrain.train.load_model, or call packtrain.train.isolate_states(model)",
-        )
-
-
 def known(config: Any, backend: str) -> AttentionSetup:
     """What the family of a model says of a backend.
 
@@ -137,16 +132,13 @@ def known(config: Any, backend: str) -> AttentionSetup:
     if backend not in BACKENDS:
         return AttentionSetup(kind, backend, family.name, False, f"{backend} is unknown; the proof decides")
     family.allowed_kwargs(backend)  # refuses what the family refuses
+    told, why = f"{family.name} on {backend}", "restarting text positions, no mask, no cache"
     if backend == VARLEN:
         check_varlen(config)
-        why = f"{family.name} on varlen: segments from restarting text positions"
-        return AttentionSetup(kind, backend, family.name, True, why)
-    if family.isolates_by_positions(backend):
-        why = f"{family.name} on {backend}: restarting text positions, no mask, no cache"
-        return AttentionSetup(kind, backend, family.name, True, why)
-    raise IsolationError(
-        f"{family.name} on {backend}: restarting positions do not isolate packed samples there", hint=SDPA
-    )
+        why = "segments from restarting text positions"
+    elif not family.isolates_by_positions(backend):
+        raise IsolationError(f"{told}: restarting positions do not isolate packed samples there", hint=SDPA)
+    return AttentionSetup(kind, backend, family.name, True, f"{told}: {why}")
 
 
 def check_batch(batch: Mapping[str, Any], model: Any) -> None:

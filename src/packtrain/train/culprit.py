@@ -204,9 +204,9 @@ def _called(model: Any, run: Callable[[], Any], number: int) -> list[Any]:
 def _hooks(model: Any, before: Callable[..., None], after: Callable[..., None]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for name, module in model.named_modules():
-            enter = module.register_forward_pre_hook(functools.partial(before, name), with_kwargs=True)
-            stack.callback(enter.remove)
-            stack.callback(module.register_forward_hook(functools.partial(after, name)).remove)
+            enter = functools.partial(before, name)
+            stack.enter_context(module.register_forward_pre_hook(enter, with_kwargs=True))
+            stack.enter_context(module.register_forward_hook(functools.partial(after, name)))
         yield
 
 
@@ -415,11 +415,9 @@ def blind_mask_of(outline: Any, backend: str) -> BlindMask | None:
     places = torch.ones(1, 4, dtype=torch.int64, device="meta")
 
     def run() -> None:
-        try:
-            with torch.no_grad():
-                outline.eval()(input_ids=ids, position_ids=places, use_cache=False)
-        except Exception:  # what wants numbers stops: what was asked before it is seen
-            return
+        # what wants numbers stops: what was asked before it is seen
+        with contextlib.suppress(Exception), torch.no_grad():
+            outline.eval()(input_ids=ids, position_ids=places, use_cache=False)
 
     return blind_mask(run, backend)
 

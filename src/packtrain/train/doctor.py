@@ -29,6 +29,8 @@ from .varlen import VARLEN, kernel_available
 from .versions import missing_features, standings, told
 from .weights import outline
 
+_PROVE = "run packtrain doctor with --prove, or keep the start-up proof on"
+
 
 @dataclass
 class Diagnosis:
@@ -104,11 +106,12 @@ def _judge(found: Diagnosis, config: Any) -> None:
         found.settle(
             "unknown",
             f"layers that carry a state ({', '.join(states)}) run segment by segment; the proof decides",
-            "run packtrain doctor with --prove, or keep the start-up proof on",
+            _PROVE,
         )
         return
     if family is None:
-        _judge_unknown(found, config)
+        check_mask(outline(config), backend, found.model_type)
+        found.settle("unknown", f"no family declares {found.model_type}", _PROVE)
         return
     known(config, backend)
     if backend == VARLEN:
@@ -125,15 +128,6 @@ def _judge(found: Diagnosis, config: Any) -> None:
         found.settle("unknown", f"{backend} is not installed here", "install it, or use model.attn: sdpa")
     elif told():
         found.settle("unknown", told(), "run packtrain doctor with --prove; the start-up proof decides")
-
-
-def _judge_unknown(found: Diagnosis, config: Any) -> None:
-    check_mask(outline(config), found.backend, found.model_type)
-    found.settle(
-        "unknown",
-        f"no family declares {found.model_type}",
-        "run packtrain doctor with --prove, or keep the start-up proof on",
-    )
 
 
 def _prove(found: Diagnosis, name: str, attn: str, dtype: str) -> None:

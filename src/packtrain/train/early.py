@@ -33,9 +33,11 @@ from ..world import World, world
 from .arguments import check_arguments, refuse_auxiliary_loss
 from .attention import choose_backend, is_installed
 from .config import RunConfig, told_of, validation_prefix
+from .config.sections import refuse
 from .culprit import check_mask
 from .model import class_for, read_config
 from .reduction import reduction_of
+from .varlen import SDPA
 from .versions import missing_features
 from .weights import check_weights, outline, position_table
 
@@ -167,12 +169,11 @@ def _check_model(config: RunConfig, place: World) -> list[str]:
     found = read_config(name)
     dtype = "float32" if tiny and asked.dtype == "auto" else asked.dtype
     backend = choose_backend(found, asked.attn, dtype=dtype)
-    if not is_installed(backend):
-        raise ConfigError(f"{backend} is not installed here", hint="install it, or use model.attn: sdpa")
-    if backend == "flex_attention" and not torch.cuda.is_available():
-        raise ConfigError(
-            "flex_attention trains on GPUs alone, and there is none", hint="use model.attn: sdpa"
-        )
+    no_card = backend == "flex_attention" and not torch.cuda.is_available()
+    refuse(
+        (not is_installed(backend), f"{backend} is not installed here", f"install it, or {SDPA}"),
+        (no_card, "flex_attention trains on GPUs alone, and there is none", SDPA),
+    )
     refuse_auxiliary_loss(found)
     if tiny:
         return []
@@ -264,11 +265,12 @@ def check_folders(config: RunConfig, place: World) -> None:
     Raises:
         ConfigError: names the key and the folder.
     """
-    named: dict[str, str | None] = {"training.output_dir": config.training.output_dir}
-    named["data.cache.root_dir"] = config.data.cache.root_dir
-    named["data.encode_cache"] = getattr(config.data, "encode_cache", None)
-    if config.export.format is not None:
-        named["export.out"] = config.export.out
+    named: dict[str, str | None] = {
+        "training.output_dir": config.training.output_dir,
+        "data.cache.root_dir": config.data.cache.root_dir,
+        "data.encode_cache": getattr(config.data, "encode_cache", None),
+        "export.out": None if config.export.format is None else config.export.out,
+    }
     for key, folder in named.items():
         if folder is not None:
             _check_folder(key, Path(folder), place)

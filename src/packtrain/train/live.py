@@ -128,11 +128,8 @@ class Live:
         def keep(module: Any, args: Any, output: Any) -> None:  # not what hooks make of it
             made.append(functional.linear(args[0], module.weight, module.bias))
 
-        handle = head.register_forward_hook(keep, prepend=True)
-        try:
+        with head.register_forward_hook(keep, prepend=True):
             logits = self.logits(pack)
-        finally:
-            handle.remove()
         rows = [one.reshape(-1, one.shape[-1])[: len(logits)].to(logits.dtype) for one in made]
         return logits, len(rows) == 1 and torch.equal(rows[0], logits)
 
@@ -201,20 +198,15 @@ class Live:
         try:
             made = _logits(model(**batch))
         except (TypeError, ValueError, AttributeError) as error:
-            if isinstance(error, PacktrainError):
-                raise
             tuples = getattr(getattr(self.bare, "config", None), "return_dict", True) is False
-            if isinstance(error, AttributeError) and not tuples:
+            if isinstance(error, PacktrainError) or (isinstance(error, AttributeError) and not tuples):
                 raise
+            what = "does not take the inputs of packs"
+            hint = "train it unpacked (packing: false), or with a transformers that hands them on"
             if tuples:
-                raise IsolationError(
-                    f"{type(self.bare).__name__} does not run with return_dict=False: {one_line(error, 160)}",
-                    hint="set model.config.return_dict = True",
-                ) from error
-            raise IsolationError(
-                f"{type(self.bare).__name__} does not take the inputs of packs: {one_line(error, 160)}",
-                hint="train it unpacked (packing: false), or with a transformers that hands them on",
-            ) from error
+                what, hint = "does not run with return_dict=False", "set model.config.return_dict = True"
+            told = f"{type(self.bare).__name__} {what}: {one_line(error, 160)}"
+            raise IsolationError(told, hint=hint) from error
         return made.reshape(-1, made.shape[-1])[: sum(map(size_of, pack))]
 
 
@@ -267,11 +259,8 @@ def _embedded(model: Any, wanted: bool) -> Iterator[list[torch.Tensor]]:
     if not wanted:
         yield rows
         return
-    handle = model.get_input_embeddings().register_forward_hook(keep)
-    try:
+    with model.get_input_embeddings().register_forward_hook(keep):
         yield rows
-    finally:
-        handle.remove()
 
 
 def _without_sync(model: Any) -> contextlib.AbstractContextManager[Any]:

@@ -257,10 +257,11 @@ def fused_head(
     def loss_function(logits: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         return logits.sum() if items is None else step_share(logits.sum(), items)
 
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(_replaced(model, "forward", forward))
-        stack.enter_context(_replaced(head, "forward", head_forward))
-        stack.enter_context(_replaced(model, "_loss_function", loss_function))
+    with (
+        _replaced(model, "forward", forward),
+        _replaced(head, "forward", head_forward),
+        _replaced(model, "_loss_function", loss_function),
+    ):
         yield
 
 

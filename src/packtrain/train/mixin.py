@@ -237,11 +237,8 @@ class PackingMixin(RestoresWeights):
                     told = f"a pack reaches the model changed ({'; '.join(made)}): {error.message}"
                     raise IsolationError(told, hint="hand the inputs to the model as they are") from None
 
-        handle = model.register_forward_pre_hook(check, with_kwargs=True)
-        try:
+        with model.register_forward_pre_hook(check, with_kwargs=True):
             yield
-        finally:
-            handle.remove()
 
     # ---------------------------------------------------------------------------------------- ranks
     def packs_same(self) -> None:

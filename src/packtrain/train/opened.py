@@ -212,15 +212,23 @@ def steps_of(source: Any, begun: int, accumulation: int, resumed: str | None) ->
     return done + -(-(whole - begun) // accumulation)
 
 
-def warn_of_another_template(made: Any, template: Any, where: Any) -> None:
+def warn_of_another_template(packs: Any, template: Any) -> None:
     """Tell when packs were made by another template than the one that encodes validation samples.
 
     Args:
-        made: digest of the template that the packs were made with.
+        packs: growing ones.
+
+    Raises:
+        ConfigError: there is no template.
     """
-    if made != files.digest_json(template.config()):
+    if template is None:
+        raise ConfigError(
+            "validation samples are encoded while training, and no processor is named",
+            hint="set template.processor to what packtrain produce was given",
+        )
+    if packs.config.get("template") != files.digest_json(template.config()):
         logger.warning(
             "%s was packed with another template than that of the validation samples: their losses are of "
             "different inputs; compare template.* with the options of packtrain produce",
-            where,
+            packs.directory,
         )

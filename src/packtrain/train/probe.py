@@ -9,6 +9,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -109,17 +110,14 @@ class Probe:
     def _layers(self, pack: Sequence[Sample], part: slice) -> dict[str, torch.Tensor]:
         seen: dict[str, torch.Tensor] = {}
 
-        def keep(name: str) -> Callable[..., None]:
-            def hook(module: Any, args: Any, output: Any) -> None:
-                hidden = output[0] if isinstance(output, tuple) else output
-                seen[name] = hidden[0, part].detach().clone()
-
-            return hook
+        def keep(name: str, module: Any, args: Any, output: Any) -> None:
+            hidden = output[0] if isinstance(output, tuple) else output
+            seen[name] = hidden[0, part].detach().clone()
 
         layers = [(n, m) for n, m in self.model.named_modules() if type(m).__name__.endswith("DecoderLayer")]
         with contextlib.ExitStack() as stack:
             for name, module in layers:
-                stack.callback(module.register_forward_hook(keep(name)).remove)
+                stack.enter_context(module.register_forward_hook(partial(keep, name)))
             self.logits(pack)
         return seen
 

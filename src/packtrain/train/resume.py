@@ -234,16 +234,12 @@ def _dotted(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:
 
 
 def _without_state(source: Any, folder: Path) -> None:
+    lacking, packs = f"{state_file(source)}: it is no checkpoint of such packs", "these packs were"
     if source.per_rank_state:
-        raise ConfigError(
-            f"{folder} holds no state of a stream",
-            hint="name a checkpoint that was saved while a stream was trained on",
-        )
-    if not is_sized(source):
-        raise ConfigError(
-            f"{folder} holds no {state_file(source)}: it is no checkpoint of such packs",
-            hint="name a checkpoint that was saved while these packs were trained on",
-        )
+        lacking, packs = "state of a stream", "a stream was"
+    if source.per_rank_state or not is_sized(source):
+        hint = f"name a checkpoint that was saved while {packs} trained on"
+        raise ConfigError(f"{folder} holds no {lacking}", hint=hint)
     told = "%s has no %s: it cannot be checked that these are the packs of the saved run"
     logger.warning(told, folder, state_file(source))
 

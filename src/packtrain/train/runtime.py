@@ -48,10 +48,12 @@ def step_plan_options(config: RunConfig, world_size: int) -> dict[str, Any]:
         made["skip"] = skipped_samples(config)
     if training.samples_per_step is not None:
         product = training.per_device_train_batch_size * training.gradient_accumulation_steps
-        made["samples_per_step"] = training.samples_per_step
-        made["packs_multiple"] = world_size * product
-        made["seed"] = training.seed
-        made["last_step"] = "drop" if training.dataloader_drop_last else "keep"
+        made |= {
+            "samples_per_step": training.samples_per_step,
+            "packs_multiple": world_size * product,
+            "seed": training.seed,
+            "last_step": "drop" if training.dataloader_drop_last else "keep",
+        }
     return made
 
 

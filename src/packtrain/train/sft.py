@@ -68,12 +68,12 @@ def keep_towers_busy(trainer: Any, wanted: bool, template: Any) -> None:
 
     A template without media has no towers: then the option has no effect, and that is told.
     """
+    if not wanted:
+        return
     family = getattr(template, "family", None)
-    if wanted and (family is None or not family.towers):
+    if family is None or not family.towers:
         name = type(template).__name__ if family is None else f"family {family.name}"
         logger.warning("training.dummy_media has no effect: %s has no media", name)
-        return
-    if not wanted:
         return
     dummies = dummy_samples(template)
     trainer.packs_collator = PaddingFreeCollator(bare_model(trainer.model), dummy_media=dummies)
@@ -93,18 +93,11 @@ def _encode_ahead(
     """The filled cache of the run, or None without `training.encode_cache`.
 
     Raises:
-        ConfigError: a setting with which encoded packs cannot be kept.
         ForeignArtefactError: the folder holds packs of another plan or template.
     """
     folder = config.training.encode_cache
     if folder is None:
         return None
-    for name, value in (("replan", config.training.replan), ("on_error", config.training.on_error)):
-        if value not in (None, "raise"):
-            raise ConfigError(
-                f"training.encode_cache and training.{name} {value!r}: encoded packs would not stay true",
-                hint=f"remove training.{name}, or training.encode_cache",
-            )
     key = {"template": _template_key(template), "source": getattr(source, "fingerprint", None)}
     cache = EncodeCache(folder, plan, key=key, of_media=getattr(lengths, "media", None))
     plain = PackedDataset(plan, source, template.encode, lengths=lengths)
@@ -211,7 +204,7 @@ def train(
         packs, template, accumulation = unplanned_packs(config, source, template, place)
         resumed, begun = _taken_up(packs, config)
         if packs.kind == "growing" and val is not None and place.is_writer:
-            _compare_templates(packs, val_template or template)
+            warn_of_another_template(packs, val_template or template)
     else:
         packs, accumulation, resumed, begun = None, accumulation_of(config, plan, place.size), None, 0
     val_data = _validation_data(config, val, val_template or template, place)
@@ -347,15 +340,6 @@ def unplanned_packs(config: RunConfig, data: Any, template: Any, place: World) -
         data.aligned = data.plan.align(place.size, config.training.dataloader_drop_last)
     source = pack_source(data, rank=place.rank, world_size=place.size, **_order_of(config, accumulation))
     return source, template, accumulation
-
-
-def _compare_templates(data: Any, template: Any) -> None:
-    if template is None:
-        raise ConfigError(
-            "validation samples are encoded while training, and no processor is named",
-            hint="set template.processor to what packtrain produce was given",
-        )
-    warn_of_another_template(data.config.get("template"), template, data.directory)
 
 
 def _loaded(config: RunConfig, template: Any) -> Any:

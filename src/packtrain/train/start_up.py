@@ -296,7 +296,6 @@ def _held(
     Args:
         repeats: False: a pass over the same row gives other bits, so rounding is allowed in tampered rows.
     """
-    backend = backend_of(live.bare) or "its attention"
     sizes, scale = [size_of(member) for member in row], found.scale
     live.base = base_tolerance(live.model, found.packed)
     parts = found.packed.split(sizes)
@@ -312,7 +311,7 @@ def _held(
         beside = [place for place in range(len(row)) if place % COMPARED != number]
         worst = max(beside, key=lambda place: gap_size(changes[place]))
         where = f"{names[worst]} reads {names[number]} and"
-        rows.append(ProofRow(backend, "in order", "tamper", changes[worst], 0.0, where))
+        rows.append(_row_of(live, "tamper", changes[worst], 0.0, where))
         report.moved.append(worst)
     if not has_power:
         logger.warning("start-up proof: changing a token changed nothing, so the tamper test has no power")
@@ -326,7 +325,11 @@ def _held(
     if not repeats:
         rows = [replace(one, limit=limit) for one in rows]
     pairs = zip(names, gaps, strict=False)
-    return [*(ProofRow(backend, "in order", "logits", gap, limit, name) for name, gap in pairs), *rows]
+    return [*(_row_of(live, "logits", gap, limit, name) for name, gap in pairs), *rows]
+
+
+def _row_of(live: Live, check: str, worst: float, limit: float, where: str) -> ProofRow:
+    return ProofRow(backend_of(live.bare) or "its attention", "in order", check, worst, limit, where)
 
 
 def relative_limit(base: float, rounded: float) -> float:
@@ -383,8 +386,7 @@ def _compare_gradients(
         gap = _size(one - reference) / max(_size(reference), floor, 1e-300)
         if not gap <= worst:
             worst, where = gap, f"the gradient of {name}"
-    backend = backend_of(live.bare) or "its attention"
-    report.rows.append(ProofRow(backend, "in order", "gradients", worst, limit, where))
+    report.rows.append(_row_of(live, "gradients", worst, limit, where))
 
 
 def _compare_reach(live: Live, row: list[Sample], report: StartUpReport) -> None:
@@ -398,8 +400,7 @@ def _compare_reach(live: Live, row: list[Sample], report: StartUpReport) -> None
     place = max(range(0, len(row), 2), key=lambda number: gap_size(found[number]))
     worst = found[place] / max(*found[1::2], 1e-300)
     where = f"the gradient of other samples at {name_of(row[place], place)}"
-    backend = backend_of(live.bare) or "its attention"
-    report.rows.append(ProofRow(backend, "in order", "gradients", worst, _REACH, where))
+    report.rows.append(_row_of(live, "gradients", worst, _REACH, where))
 
 
 def _size(values: torch.Tensor) -> float:

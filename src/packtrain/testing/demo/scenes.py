@@ -105,15 +105,10 @@ def draw_scene(view: Scene) -> Image:
 
 def boxes_json(view: Scene, shapes: Sequence[Shape]) -> str:
     """Shapes as JSON, boxes in integers 0..999 of width and height."""
+    sizes = (view.width, view.height) * 2
     found = []
     for shape in shapes:
-        left, top, right, bottom = shape.box
-        box = [
-            left * 999 // view.width,
-            top * 999 // view.height,
-            right * 999 // view.width,
-            bottom * 999 // view.height,
-        ]
+        box = [edge * 999 // size for edge, size in zip(shape.box, sizes, strict=True)]
         found.append({"bbox_2d": box, "label": shape.name})
     return json.dumps(found)
 

@@ -19,7 +19,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from ...errors import ConfigError
 from ...extend import lookup
 from .sections import Case, Count, Fill, Fraction, OnDisk, Seconds, Section, Tokens, Whole, refuse, told_of
 
@@ -165,14 +164,10 @@ class Planned(Records):
 
     @model_validator(mode="after")
     def _agree(self) -> Planned:
-        _known_packer(self.packer)
-        _one_place(self)
+        _check_samples(self)
         refuse(*self._rows_of_samples(), *self._steps_of_samples(), *self._new_plans())
-        if self.encode_cache is not None and self.on_error != "raise":
-            raise ConfigError(
-                f"data.encode_cache and data.on_error {self.on_error!r}: encoded packs would not stay true",
-                hint="remove one of them",
-            )
+        untrue = f"data.encode_cache and data.on_error {self.on_error!r}: encoded packs would not stay true"
+        refuse((self.encode_cache is not None and self.on_error != "raise", untrue, "remove one of them"))
         return self
 
     def _rows_of_samples(self) -> Iterator[Case]:
@@ -295,8 +290,7 @@ class _Samples(Records):
 
     @model_validator(mode="after")
     def _agree(self) -> Any:
-        _known_packer(self.packer)
-        _one_place(self)
+        _check_samples(self)
         return self
 
 
@@ -347,12 +341,14 @@ class TokenBudget(_Samples):
         elif given.get("pad_to_length") is not None:
             given.setdefault("pad_packed_input", True)
         if given.get("pad_packed_input") is True:
-            if given.get("long_samples") == "single":
-                raise ConfigError(
+            refuse(
+                (
+                    given.get("long_samples") == "single",
                     "data.long_samples 'single' and data.pad_packed_input: a longer sample would not fit a "
                     "row that is padded",
-                    hint="remove data.long_samples: such a sample then stops the run",
+                    "remove data.long_samples: such a sample then stops the run",
                 )
+            )
             given.setdefault("long_samples", "error")
         return given
 
@@ -362,17 +358,13 @@ class TokenBudget(_Samples):
         return math.ceil(budget * self.overflow_ratio) if self.count_mode == "effective" else budget
 
 
-def _one_place(data: Any) -> None:
-    if data.path is not None and data.mixture is not None:
-        raise ConfigError(
-            "data.path and data.mixture are both set",
-            hint="name the file of samples among the sources of the mixture",
-        )
-
-
-def _known_packer(name: str) -> None:
+def _check_samples(data: Any) -> None:
+    """Their packer is there, and they are named once."""
     with told_of("data.packer"):
-        lookup("packers", name)
+        lookup("packers", data.packer)
+    hint = "name the file of samples among the sources of the mixture"
+    both = data.path is not None and data.mixture is not None
+    refuse((both, "data.path and data.mixture are both set", hint))
 
 
 #: Kind -> its class.

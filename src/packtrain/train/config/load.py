@@ -92,10 +92,10 @@ def load_config(
     path = Path(path_or_mapping)
     try:
         text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ConfigError(f"{path} does not exist", hint="name a YAML file") from None
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read: {without_path(error)}", hint="name a YAML file") from None
+        absent = isinstance(error, FileNotFoundError)
+        why = "does not exist" if absent else f"cannot be read: {without_path(error)}"
+        raise ConfigError(f"{path} {why}", hint="name a YAML file") from None
     return _Reading(_parse(text, path), given, base=path.resolve().parent).config()
 
 
@@ -440,8 +440,7 @@ def _parse(text: str, path: Path) -> dict[str, Any]:
         ConfigError: malformed, with file, line and column; or not a mapping.
     """
     values = files.parse_yaml(text, str(path))
-    if values is None:
-        values = {}
+    values = {} if values is None else values
     if not isinstance(values, dict):
         raise ConfigError(f"{path} holds a {type(values).__name__}, expected sections with keys")
     return values

@@ -63,10 +63,13 @@ class RunConfig(Section):
             elif row.new != "data.kind":
                 held[key] = _unset(row.new.partition(".")[2], row)
         if section == "training":
-            held["sharded_lazy"] = kind == "growing"
-            held["packing_mode"] = "streaming" if kind in ("stream", "token_budget") else "static"
-            held["packing"] = getattr(self.data, "packing", kind in ("stream", "token_budget"))
-            held["dyn_bsz"] = getattr(self.data, "dyn_bsz", False)
+            streams = kind in ("stream", "token_budget")
+            held |= {
+                "sharded_lazy": kind == "growing",
+                "packing_mode": "streaming" if streams else "static",
+                "packing": getattr(self.data, "packing", streams),
+                "dyn_bsz": getattr(self.data, "dyn_bsz", False),
+            }
         return held
 
     @property
