@@ -362,18 +362,20 @@ class _Seen:
                 f"{len(blind):,} of {counted(count, 'samples')} hold {' and '.join(sorted(self.kinds))} that "
                 f"{model} does not take, the first {blind[0]}"
             )
-            raise InputError(told, hint="name a model that takes them, or leave these rows out")
-        if self.sample is not None and len(absent) > MISSING * self.measured:
+            hint = "name a model that takes them, or leave these rows out"
+        elif self.sample is not None and len(absent) > MISSING * self.measured:
             told = f"media of {len(absent):,} of {_looked(self.measured, count)} are not there, the first at "
-            raise InputError(f"{told}{absent[0]}: {self.why}", hint=root)
-        if self.sample is None:
+            told, hint = f"{told}{absent[0]}: {self.why}", root
+        elif self.sample is not None:
+            return
+        elif self.failed:
+            where, reason = self.failed[0]
+            why = str(self.why).removeprefix(f"{where}: ")
+            told = f"none of {_looked(len(self.failed), count)} can be used: {reason} at {where}: {why}"
+            hint = root if len(absent) == len(self.failed) else _ASK_MEASURE
+        else:
             told, hint = "the data hold no sample", _ASK_MEASURE
-            if self.failed:
-                where, reason = self.failed[0]
-                why = str(self.why).removeprefix(f"{where}: ")
-                told = f"none of {_looked(len(self.failed), count)} can be used: {reason} at {where}: {why}"
-                hint = root if len(absent) == len(self.failed) else _ASK_MEASURE
-            raise InputError(told, hint=hint)
+        raise InputError(told, hint=hint)
 
     @property
     def measured(self) -> int:
