@@ -30,8 +30,7 @@ from typing import Any, Self, cast
 
 def nearest(name: str, known: Iterable[str], close: float = 0.51) -> str | None:
     """The known name closest to `name`, or None when nothing is close: less than half of it is another."""
-    found = difflib.get_close_matches(name, list(known), n=1, cutoff=close)
-    return found[0] if found else None
+    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=close)), None)
 
 
 def meant(name: str, known: Iterable[str], otherwise: str | None = None) -> str | None:

@@ -14,39 +14,30 @@ from typing import Any
 import numpy as np
 
 from ..extend import I64
-from ._jit import kernel, use_jit
+from ._jit import Kernel, kernel, use_jit
 
 
 def first_fit(sizes: I64, counts: I64, capacity: int) -> I64:
     """Pack of every place: the first `counts[0]` places belong to item 0, and so on (int64[sum counts])."""
-    n = int(counts.sum())
-    leaves = _leaves(n)
-    if use_jit(n):
-        out: I64 = np.empty(n, dtype=np.int64)
-        _place_items(sizes, counts, np.int64(capacity), np.zeros(2 * leaves, dtype=np.int64), out, leaves)
-        return out
-    places = [0] * n
-    _place_items.plain(sizes.tolist(), counts.tolist(), capacity, [0] * (2 * leaves), places, leaves)
-    return np.array(places, dtype=np.int64)
+    return _placed(_place_items, int(counts.sum()), 1, 0, sizes, counts, capacity)
 
 
 def first_fit_needs(need: I64, caps: I64) -> I64:
     """Pack of every sample of `need` (int64[n, d], in the order of placing) under all caps (int64[d])."""
-    n, dims = need.shape
-    leaves = _leaves(n)
+    return _placed(_place_needs, *need.shape, -1, need.ravel(), caps)
+
+
+def _placed(place: Kernel, n: int, dims: int, unopened: int, *given: Any) -> I64:
+    """Pack of n places, compiled or on lists; `unopened` is the room of a pack that is not there yet."""
+    leaves = 1 << max(0, n - 1).bit_length()  # the least power of two that is not below n
     if use_jit(n):
         out: I64 = np.empty(n, dtype=np.int64)
-        tree = np.full(2 * leaves * dims, -1, dtype=np.int64)
-        _place_needs(need.ravel(), caps, tree, out, np.int64(leaves))
+        place(*given, np.full(2 * leaves * dims, unopened, dtype=np.int64), out, leaves)
         return out
     places = [0] * n
-    _place_needs.plain(need.ravel().tolist(), caps.tolist(), [-1] * (2 * leaves * dims), places, leaves)
+    lists = [one.tolist() if isinstance(one, np.ndarray) else one for one in given]
+    place.plain(*lists, [unopened] * (2 * leaves * dims), places, leaves)
     return np.array(places, dtype=np.int64)
-
-
-def _leaves(n: int) -> int:
-    """The least power of two that is not below n."""
-    return 1 << max(0, n - 1).bit_length()
 
 
 @kernel

@@ -102,19 +102,15 @@ def publish_cursor(marks: Path, stream: str, cursor: Cursor, slots: int, end: in
     """
     step = (slots - cursor.start) // cursor.world_size
     told = Cursor(cursor.order_world, cursor.start, cursor.world_size, cursor.rank, step).to_dict()
-    path = marks / ACKS / _cursor_name(cursor)
+    # one file for each rank of a launch; launches that began elsewhere count other slots as theirs
+    plain = cursor.start == 0 and cursor.order_world == cursor.world_size
+    launch = "" if plain else f"_o{cursor.order_world:05d}_s{cursor.start:012d}"
+    path = marks / ACKS / f"w{cursor.world_size:05d}{launch}_r{cursor.rank:05d}.json"
     held = fresh_json(path)
     if is_cursor(held) and held["stream"] == stream and int(held["slots"]) >= slots:
         return
     files.remove_leftovers(path.parent, path.name)
     files.publish_json(path, {**told, "stream": stream, "end": end})
-
-
-def _cursor_name(cursor: Cursor) -> str:
-    """One file for each rank of a launch; launches that began elsewhere count other slots as theirs."""
-    plain = cursor.start == 0 and cursor.order_world == cursor.world_size
-    launch = "" if plain else f"_o{cursor.order_world:05d}_s{cursor.start:012d}"
-    return f"w{cursor.world_size:05d}{launch}_r{cursor.rank:05d}.json"
 
 
 def check_reachable(folder: Path, state: Mapping[str, Any], end: int) -> None:

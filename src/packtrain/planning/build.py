@@ -64,7 +64,11 @@ def plan(
     used = without_skipped(checked, spec)
     classes = classify(used, spec)
     if spec.samples_per_step is not None:
-        return _by_steps(checked, used, classes, spec)
+        csr, spec, classes, least = plan_steps(used, classes, spec)
+        bound = Certificate.of(len(csr.offsets) - 1, least, "steps")
+        made = _finished(checked, classes, Packed(csr, PackerId("spread", 1), classes.ledger), spec, bound)
+        report_steps(made)
+        return made
     packed = (pack_classes if spec.window is None else _pack_windows)(classes, used, spec)
     return _finished(checked, classes, packed, spec)
 
@@ -96,14 +100,6 @@ def replay(made: PackPlan, lengths: Any, seed: int | None = None) -> PackPlan:
     check_patterns(answer, classes, spec)
     csr = from_patterns(classes.keys, classes.top, answer, classes.key_of_size, classes.singles, spec.seed)
     return _finished(checked, classes, Packed(csr, made.packer, classes.ledger), spec)
-
-
-def _by_steps(checked: Lengths, used: Lengths, classes: Classes, spec: PlanSpec) -> PackPlan:
-    csr, spec, classes, least = plan_steps(used, classes, spec)
-    bound = Certificate.of(len(csr.offsets) - 1, least, "steps")
-    plan = _finished(checked, classes, Packed(csr, PackerId("spread", 1), classes.ledger), spec, bound)
-    report_steps(plan)
-    return plan
 
 
 def _finished(
