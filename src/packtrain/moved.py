@@ -69,6 +69,7 @@ MODULES: dict[str, str] = {
     "packtrain.train.blind_mask": "packtrain.train.culprit",
     "packtrain.train.evaluate": "packtrain.train.consumed",
     "packtrain.train.lazy": "packtrain.train.opened",
+    "packtrain.train.log_file": "packtrain.train.trace",
     "packtrain.train.match": "packtrain.train.early",
     "packtrain.train.passes": "packtrain.train.resume",
     "packtrain.train.standing": "packtrain.train.resume",

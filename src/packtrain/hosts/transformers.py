@@ -46,9 +46,9 @@ from ..template import ensure_torchvision
 from ..train.config import load_config
 from ..train.early import check_match
 from ..train.live import is_sharded
-from ..train.log_file import LOG, LogFile, plain
 from ..train.loss import bare_model, first_of, fused_head, step_share, token_loss_sum
 from ..train.runtime import resolve_runtime
+from ..train.trace import LOG, LogFile, plain
 from ..version import __version__
 from ..world import World
 from ._checks import (

@@ -40,7 +40,6 @@ from .arguments import compile_options, refuse_auxiliary_loss, training_argument
 from .attention import check_attention
 from .compiled import compile_layers
 from .config import RunConfig
-from .log_file import LOG
 from .loss import bare_model, plain_head
 from .model import load_model, no_progress_bars
 from .opened import check_beginning, opened, steps_of, warn_of_another_template
@@ -48,7 +47,7 @@ from .proof import IsolationReport
 from .resume import CONFIG, changed_settings, checkpoint_of, load_position
 from .runtime import Runtime, accumulation_of, announce_steps, balance_of, epoch_plans
 from .start_up import prove_before_training
-from .trace import follow_losses
+from .trace import LOG, LogFile, follow_losses
 
 logger = logging.getLogger(__name__)
 
@@ -192,8 +191,7 @@ def train(
         ForeignArtefactError: the checkpoint is of other packs.
         DriftError, SampleError, WaitTimeoutError, FormatError: from fetching samples.
     """
-    from .log_file import LogFile  # transformers' Trainer loads only when something trains
-    from .trainer import EarlyStop, PackTrainer
+    from .trainer import EarlyStop, PackTrainer  # transformers' Trainer loads only when something trains
 
     place = place or world()
     if plan is not None and not isinstance(plan, PackPlan):

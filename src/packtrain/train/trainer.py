@@ -29,7 +29,7 @@ from ..template import ensure_torchvision
 from .attention import check_batch
 from .loss import bare_model, count_correct, step_share, token_loss_sum, token_losses
 from .reduction import Reduction, loss_normaliser, source_names
-from .trace import LossTrace, cut_back
+from .trace import LogFile, LossTrace, cut_back
 
 ensure_torchvision()  # transformers imports torchvision with its Trainer
 
@@ -41,7 +41,6 @@ from transformers import (  # noqa: E402
     TrainingArguments,
 )
 
-from .log_file import LogFile  # noqa: E402
 from .mixin import PackingMixin  # noqa: E402
 
 logger = logging.getLogger(__name__)
