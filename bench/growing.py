@@ -25,8 +25,8 @@ from packtrain import files
 from packtrain.data import LazyShardedDataset
 from packtrain.packs._acknowledge import Cursor
 from packtrain.store._folders import sealed
+from packtrain.store.chunk_folder import INDEX, STREAM, STREAM_SCHEMA, chunk_name
 from packtrain.store.chunks import ChunkReader, ChunkWriter
-from packtrain.store.growing import INDEX, STREAM, STREAM_SCHEMA, chunk_name
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "export"))
 import kills as real_kills

@@ -23,9 +23,10 @@ from .errors import ConfigError, InputError, nearest
 
 # old module -> new one. The row of a package holds for the modules below it that have no row of their own.
 MODULES: dict[str, str] = {
+    "packtrain.collate.boundaries": "packtrain.collate.model_traits",
     "packtrain.collate.dummy": "packtrain.collate.media",
     "packtrain.collate.padding": "packtrain.collate.padding_free",
-    "packtrain.collate.rotations": "packtrain.collate.boundaries",
+    "packtrain.collate.rotations": "packtrain.collate.model_traits",
     "packtrain.data.chunked": "packtrain.packs.exported",
     "packtrain.data.encode_cache": "packtrain.packs.encode_cache",
     "packtrain.data.equal_steps": "packtrain.packs.equal_steps",
@@ -63,6 +64,7 @@ MODULES: dict[str, str] = {
     "packtrain.planning.steps": "packtrain.planning.permutation",
     "packtrain.store.pack_files": "packtrain.store.shards",
     "packtrain.store.rows": "packtrain.store._chunk_reader",
+    "packtrain.store.growing": "packtrain.store.chunk_folder",
     "packtrain.template.control": "packtrain.template.conversation",
     "packtrain.template.options": "packtrain.template.processor",
     "packtrain.template.positions": "packtrain.template.layout",

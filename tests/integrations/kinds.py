@@ -17,8 +17,8 @@ from packtrain.data import (
     TokenBudgetDataset,
     open_packs,
 )
+from packtrain.store.chunk_folder import END, STREAM, STREAM_SCHEMA, chunk_name, sealed
 from packtrain.store.chunks import ChunkWriter
-from packtrain.store.growing import END, STREAM, STREAM_SCHEMA, chunk_name, sealed
 
 __all__ = ["CAP", "FORMATS", "KINDS", "LENGTHS", "SAMPLES", "open_kind", "write_folders"]
 

@@ -21,8 +21,8 @@ from packtrain.data import LazyShardedDataset
 from packtrain.errors import ChecksumError, ForeignArtefactError, FormatError, InputError, WaitTimeoutError
 from packtrain.packs.growing import LengthUnknownError
 from packtrain.store._folders import sealed
+from packtrain.store.chunk_folder import END, INDEX, STREAM, STREAM_SCHEMA, chunk_name
 from packtrain.store.chunks import ChunkWriter
-from packtrain.store.growing import END, INDEX, STREAM, STREAM_SCHEMA, chunk_name
 from packtrain.testing import crash_points
 
 Reader = LazyShardedDataset

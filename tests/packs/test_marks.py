@@ -13,7 +13,7 @@ from test_lazy_sharded import UNEVEN, Feed, ids
 from packtrain.data import LazyShardedDataset
 from packtrain.errors import FormatError
 from packtrain.export.producer import Housekeeping
-from packtrain.store.growing import readers
+from packtrain.store.chunk_folder import readers
 
 FIRST_CHUNKS = 9  # packs of the first three chunks of UNEVEN
 

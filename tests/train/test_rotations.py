@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packtrain.collate import PaddingFreeCollator
-from packtrain.collate.boundaries import Rotations, check_packs, rotations_of
+from packtrain.collate.model_traits import Rotations, check_packs, rotations_of
 from packtrain.data import PackedDataset, StreamingPackedDataset
 from packtrain.errors import IsolationError
 from packtrain.hosts.transformers import pack

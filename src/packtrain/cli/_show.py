@@ -22,7 +22,7 @@ from ..planning.packplan import PackPlan
 from ..remote.copies import opened
 from ..remote.places import spelled, typed
 from ..report.contents import over_long_words, rows_words
-from ..store.growing import PRODUCER, View, chunk_name, completed, number_of, read_stream, readers
+from ..store.chunk_folder import PRODUCER, View, chunk_name, completed, number_of, read_stream, readers
 from ..store.lengths import verify
 from ..store.shards import at, is_export
 from ..waiting.claim import look

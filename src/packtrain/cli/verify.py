@@ -12,7 +12,7 @@ import numpy as np
 from .. import files
 from ..errors import FormatError, InputError, LawError, counted
 from ..measuring.run import CUT
-from ..store.growing import View, chunk_name
+from ..store.chunk_folder import View, chunk_name
 from ._app import PATH, argument, emit, flag, option, progress, verb, without_effect
 from ._show import artefact_kind, folder_of_run, ledger_of, of_host, stream_of, table, validation_folders
 

@@ -1,7 +1,7 @@
 """From packs to one row: declared fields, joined media, explicit boundaries."""
 
-from .boundaries import BOUNDARY_KWARGS, attention_of, state_layers
 from .fields import IGNORE, SAMPLE_FIELDS, TOKEN_FIELDS
+from .model_traits import BOUNDARY_KWARGS, attention_of, state_layers
 from .pack_batch import FILLER, PackBatch, context_parallel_index, filler_pack, is_filler
 from .padding_free import PaddingFreeCollator, segment_multiple
 

@@ -15,8 +15,8 @@ import torch
 
 from ..errors import InputError, counted
 from ..families import Family
-from .boundaries import config_of, family_for
 from .fields import IGNORE, Segment
+from .model_traits import config_of, family_for
 
 #: Patch tensor -> the grid tensor ([media, 3]: t, h, w in patches) that describes its rows.
 _GRIDS = {"pixel_values": "image_grid_thw", "pixel_values_videos": "video_grid_thw"}

@@ -34,7 +34,6 @@ from ..checks import whole
 from ..errors import InputError, one_line
 from ..families import Family
 from ..moved import also_named
-from .boundaries import check_row, choose_kwargs, family_for, rotations_of
 from .fields import (
     IGNORE,
     MEDIA_TYPES,
@@ -46,6 +45,7 @@ from .fields import (
     read_sample,
 )
 from .media import check_placeholders, dummies_of, join_media, placeholders_of
+from .model_traits import check_row, choose_kwargs, family_for, rotations_of
 from .pack_batch import NO_SAMPLE, PackBatch, members_of, offsets
 
 
@@ -237,7 +237,7 @@ class PaddingFreeCollator:
     Raises:
         InputError: a sample breaks a rule of `collate.fields`, or a row is longer than `pad_to_length`.
         IsolationError: a wanted boundary argument breaks this model on its backend; of a call: the model's
-            rotations would differ from those of a sample alone (`collate.boundaries`).
+            rotations would differ from those of a sample alone (`collate.model_traits`).
     """
 
     @also_named("PaddingFreeCollator")

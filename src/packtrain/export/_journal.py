@@ -27,7 +27,7 @@ from ..extend import lookup, names
 from ..remote.copies import size_of
 from ..sources._open import natural
 from ..store._folders import sealed
-from ..store.growing import JOURNAL, chunk_name, is_sealed, number_of
+from ..store.chunk_folder import JOURNAL, chunk_name, is_sealed, number_of
 from ..waiting.poll import Clock, Watch, fresh_names
 
 # --------------------------------------------------------------------------------------------

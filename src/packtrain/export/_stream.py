@@ -27,7 +27,7 @@ from ..extend import Source, Template
 from ..planning.lengths import STATUS_OK, Lengths
 from ..planning.spec import PlanSpec
 from ..sources._account import UNREAD, UnreadKeys, check_share
-from ..store import growing
+from ..store import chunk_folder
 from ..store._folders import sealed
 from ..waiting.poll import fresh_json, fresh_names
 from ._journal import Journal, ProduceStats
@@ -171,24 +171,24 @@ def undo_beginning(output: Path) -> bool:
     names = fresh_names(output)
     if _is_published(names):
         return False
-    journal = output / growing.JOURNAL
+    journal = output / chunk_folder.JOURNAL
     for name in sorted(fresh_names(journal), reverse=True):  # states, then shards from the newest on
         files.remove(journal / name)
     with contextlib.suppress(OSError):  # not there, or something else lies in it
         journal.rmdir()
     for name in names:
         stem = name.removesuffix(".arrow")
-        if stem != name and growing.number_of(f"{stem}.json") is not None:
+        if stem != name and chunk_folder.number_of(f"{stem}.json") is not None:
             files.remove(output / name)  # a chunk whose manifest was never written
-    files.remove(output / growing.STREAM)
+    files.remove(output / chunk_folder.STREAM)
     return True
 
 
 def _is_published(names: Sequence[str]) -> bool:
     """Can something of the stream have been read?"""
-    marks = (growing.END, growing.INDEX)
+    marks = (chunk_folder.END, chunk_folder.INDEX)
     return any(
-        name in marks or growing.number_of(name) is not None or name.endswith(growing.COMPLETED)
+        name in marks or chunk_folder.number_of(name) is not None or name.endswith(chunk_folder.COMPLETED)
         for name in names
     )
 
@@ -199,7 +199,7 @@ def refuse_other(output: Path, config: Mapping[str, Any]) -> None:
     Raises:
         ForeignArtefactError: names the first of them.
     """
-    told = growing.read_stream(output)
+    told = chunk_folder.read_stream(output)
     if told is None or not _is_published(fresh_names(output)):
         return
     if (key := _differs(told["config"], config)) is not None:
@@ -222,7 +222,7 @@ def check_apart(inputs: Path, output: Path) -> None:
 
     Among the raw shards they would be taken for raw shards; a folder of another kind holds another job.
     """
-    growing.check_folder(output, writing=True)
+    chunk_folder.check_folder(output, writing=True)
     raw, out = inputs.resolve(), output.resolve()
     if raw == out or raw in out.parents:
         raise InputError(
@@ -254,7 +254,7 @@ def stream_config(
 
 def begun_with(output: Path) -> dict[str, Any]:
     """Options of the stream in `output`; empty where none was begun."""
-    told = growing.read_stream(output)
+    told = chunk_folder.read_stream(output)
     return {} if told is None else dict(told["config"])
 
 
@@ -266,7 +266,7 @@ def read_checked(output: Path, config: Mapping[str, Any]) -> str | None:
     Raises:
         ForeignArtefactError: it was made with other options.
     """
-    told = growing.read_stream(output)
+    told = chunk_folder.read_stream(output)
     if told is None:
         return None
     refuse_other(output, config)
@@ -283,10 +283,12 @@ def publish_again(output: Path, config: Mapping[str, Any], journal: Journal, num
     Raises:
         ForeignArtefactError: they give another.
     """
-    told = files.read_json((output / growing.chunk_name(number - 1)).with_suffix(".json"))["meta"]["stream"]
+    told = files.read_json((output / chunk_folder.chunk_name(number - 1)).with_suffix(".json"))["meta"][
+        "stream"
+    ]
     if not journal.shards or _stream_id(config, journal.shards[0].sha256) != told:
         raise ForeignArtefactError(
-            f"{output / growing.STREAM} is gone or torn, and the chunks were not made with these options",
+            f"{output / chunk_folder.STREAM} is gone or torn, and the chunks were made with other options",
             hint="use the options it was begun with, or another folder",
         )
     return publish_stream(output, config, journal.shards[0].sha256)
@@ -298,7 +300,7 @@ def packs_before(output: Path, number: int) -> list[int]:
     Raises:
         FormatError: one of them is torn or gone, and no index tells its packs: slots behind it would move.
     """
-    view = growing.View(output)
+    view = chunk_folder.View(output)
     view.refresh()
     if len(view.counts) < number:
         raise FormatError(
@@ -316,8 +318,8 @@ def _stream_id(config: Mapping[str, Any], first: str) -> str:
 def publish_stream(output: Path, config: Mapping[str, Any], first: str) -> str:
     """Begin a stream; returns its id."""
     stream = _stream_id(config, first)
-    marker = {"schema": growing.STREAM_SCHEMA, "stream": stream, "config": dict(config)}
-    files.publish_json(output / growing.STREAM, sealed(marker))
+    marker = {"schema": chunk_folder.STREAM_SCHEMA, "stream": stream, "config": dict(config)}
+    files.publish_json(output / chunk_folder.STREAM, sealed(marker))
     return stream
 
 
@@ -331,20 +333,27 @@ def chunk_meta(
 
 def publish_end(output: Path, stream: str, stats: ProduceStats, ledger: list[dict[str, Any]]) -> None:
     """Say that nothing follows."""
-    told = {"schema": growing.STREAM_SCHEMA, "stream": stream, "chunks": stats.chunks, "packs": stats.packs}
-    files.publish_json(output / growing.END, sealed({**told, "stats": stats.to_dict(), "ledger": ledger}))
+    told = {
+        "schema": chunk_folder.STREAM_SCHEMA,
+        "stream": stream,
+        "chunks": stats.chunks,
+        "packs": stats.packs,
+    }
+    files.publish_json(
+        output / chunk_folder.END, sealed({**told, "stats": stats.to_dict(), "ledger": ledger})
+    )
 
 
 def is_whole_end(output: Path) -> bool:
-    return growing.is_sealed(fresh_json(output / growing.END))
+    return chunk_folder.is_sealed(fresh_json(output / chunk_folder.END))
 
 
 def has_ended(output: Path) -> bool:
     """Is END there, whole? A torn one is removed: it is made again from the state behind the last chunk."""
     if is_whole_end(output):
         return True
-    if (output / growing.END).exists():
-        files.remove(output / growing.END)
+    if (output / chunk_folder.END).exists():
+        files.remove(output / chunk_folder.END)
     return False
 
 
@@ -360,4 +369,4 @@ def check_ended(output: Path, journal: Journal) -> ProduceStats:
             f"{output} has ended, and {new[0]} ({counted(len(new), 'raw shards')} in all) is not in it",
             hint="produce new shards into another folder",
         )
-    return ProduceStats.of_dict(files.read_json(output / growing.END)["stats"])
+    return ProduceStats.of_dict(files.read_json(output / chunk_folder.END)["stats"])

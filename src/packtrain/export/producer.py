@@ -37,7 +37,7 @@ from ..planning.window import MAX_AGE, WindowPacker
 from ..remote.outputs import look_again, writable
 from ..remote.outputs import output as writing
 from ..remote.places import spelled
-from ..store import growing
+from ..store import chunk_folder
 from ..store._folders import sealed
 from ..store.chunks import DEFAULT_MEDIA, MEDIA, ChunkWriter
 from ..waiting.claim import Claim
@@ -81,12 +81,14 @@ class Housekeeping:
 
     def publish_index(self) -> None:
         """Rewrite `index.json`."""
-        files.publish_json(self.output / growing.INDEX, sealed({"stream": self.stream, "packs": self.packs}))
+        files.publish_json(
+            self.output / chunk_folder.INDEX, sealed({"stream": self.stream, "packs": self.packs})
+        )
 
     def used_up(self) -> set[int]:
         """Chunks that lie wholly before what every reader has acknowledged; none where nobody reads."""
         used: list[set[int]] = []
-        for place, cursor in growing.readers(self.output, self.stream).items():
+        for place, cursor in chunk_folder.readers(self.output, self.stream).items():
             if cursor is None:
                 self._tell_of(place)
                 return set()
@@ -109,7 +111,7 @@ class Housekeeping:
                 "if it will not go on, remove the file that names them in %s",
                 self.output,
                 marks,
-                self.output / growing.READERS,
+                self.output / chunk_folder.READERS,
             )
 
     def clean(self, keep: int) -> list[int]:
@@ -117,19 +119,19 @@ class Housekeeping:
 
         The mark goes last, so that a removal that was stopped is finished by the next one.
         """
-        marks = growing.readers(self.output, self.stream)
-        here = {growing.number_of(f"{name.partition('.')[0]}.json") for name in fresh_names(self.output)}
-        marked = set.intersection(*map(growing.completed, marks)) & here if marks else set()
+        marks = chunk_folder.readers(self.output, self.stream)
+        here = {chunk_folder.number_of(f"{name.partition('.')[0]}.json") for name in fresh_names(self.output)}
+        marked = set.intersection(*map(chunk_folder.completed, marks)) & here if marks else set()
         allowed = {number for number in marked & self.used_up() if number < len(self.packs) - KEPT}
         newest = sorted(marked)[len(marked) - keep :] if keep else []
         gone = sorted(allowed - set(newest))
         if gone:
             self.publish_index()
         for one in gone:
-            path = self.output / growing.chunk_name(one)
+            path = self.output / chunk_folder.chunk_name(one)
             files.remove(path)
             files.remove(path.with_suffix(".json"))
-            files.remove(path.with_name(f"{path.name}{growing.COMPLETED}"))
+            files.remove(path.with_name(f"{path.name}{chunk_folder.COMPLETED}"))
         if gone:
             logger.info("%s: removed %d acknowledged chunks", self.output, len(gone))
         return gone
@@ -139,7 +141,7 @@ class _Read:
     """Chunks that one reader has used up, in its order."""
 
     def __init__(self, world: int) -> None:
-        self.order = growing.Order(world)
+        self.order = chunk_folder.Order(world)
         self._used: set[int] = set()
         self._next = list(range(world))
 
@@ -311,7 +313,7 @@ class PackingProducer:
         with writing(self.output):
             self._refuse(watch)
             with Claim.take(
-                self.output / growing.PRODUCER, what=spelled(self.output), **_ALONE
+                self.output / chunk_folder.PRODUCER, what=spelled(self.output), **_ALONE
             ) as self._claim:
                 look_again(self.output)
                 marks.refuse_other(self.output, self._config())  # another may have come and gone meanwhile
@@ -474,7 +476,7 @@ class PackingProducer:
         while len(self._pending) >= self._full[0] or (last and self._pending):
             assert self._house is not None
             while self.max_ahead is not None and self._house.ahead() >= self.max_ahead:
-                self._idle(f"{growing.HELD_BACK}: {counted(self._house.ahead(), 'chunks')} ahead")
+                self._idle(f"{chunk_folder.HELD_BACK}: {counted(self._house.ahead(), 'chunks')} ahead")
             if not self._write_chunk(last):
                 return
             if self.keep_completed is not None:
@@ -484,7 +486,7 @@ class PackingProducer:
         """Encode and publish one chunk; False when too few packs were left after samples that failed."""
         assert self._house is not None
         number = self.stats.chunks
-        writer = ChunkWriter(self.output / growing.chunk_name(number), media=self.media)
+        writer = ChunkWriter(self.output / chunk_folder.chunk_name(number), media=self.media)
         failed: dict[int, SampleError] = {}
         try:
             doing = functools.partial(self._say, f"encoding chunk {number}")

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..collate.boundaries import config_of, family_for
 from ..collate.fields import IGNORE, media_rules
+from ..collate.model_traits import config_of, family_for
 from ..errors import InputError
 from ..sources._values import absent
 

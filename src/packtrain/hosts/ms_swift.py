@@ -30,7 +30,7 @@ import numpy as np
 import torch
 
 from ..collate import PackBatch, is_filler
-from ..collate.boundaries import family_for
+from ..collate.model_traits import family_for
 from ..data import Pack, PackedDataset, StreamingPackedDataset
 from ..errors import ConfigError, IsolationError, counted
 from ..packs.source import is_packs

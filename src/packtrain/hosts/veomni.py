@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ..collate import IGNORE, SAMPLE_FIELDS, PackBatch, attention_of
-from ..collate.boundaries import config_of
+from ..collate.model_traits import config_of
 from ..collate.pack_batch import members_of, offsets
 from ..errors import ConfigError, InputError
 from ..packs.source import is_sized

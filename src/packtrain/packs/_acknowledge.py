@@ -16,7 +16,7 @@ from typing import Any
 
 from .. import files
 from ..errors import ForeignArtefactError, FormatError
-from ..store.growing import (
+from ..store.chunk_folder import (
     ACKS,
     COMPLETED,
     HELD_BACK,

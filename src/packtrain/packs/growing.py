@@ -29,8 +29,7 @@ from ..errors import FormatError, InputError, WaitTimeoutError, counted
 from ..measuring.encoding import encoder_of
 from ..moved import also_named, renamed
 from ..remote.copies import place_of
-from ..store.chunks import ChunkReader, OpenChunks
-from ..store.growing import (
+from ..store.chunk_folder import (
     STREAM,
     Order,
     View,
@@ -41,6 +40,7 @@ from ..store.growing import (
     readers,
     register,
 )
+from ..store.chunks import ChunkReader, OpenChunks
 from ..waiting.poll import Clock, SystemClock
 from ..world import world
 from ._acknowledge import TELL_S, Cursor, ProducerWatch, check_reachable, mark_completed, publish_cursor

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..checks import whole
-from ..collate.boundaries import text_config
+from ..collate.model_traits import text_config
 from ..errors import ConfigError, first_line, one_line
 from ..files import parse_json
 from ..template import ensure_torchvision

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from ..collate import PackBatch, attention_of, state_layers
-from ..collate.boundaries import config_of, family_for, text_config
+from ..collate.model_traits import config_of, family_for, text_config
 from ..errors import InputError, IsolationError
 from ..families import BACKENDS
 from .segments import states_isolated

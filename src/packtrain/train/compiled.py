@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from ..collate.boundaries import text_config
+from ..collate.model_traits import text_config
 from ..errors import IsolationError
 from . import varlen
 from .loss import bare_model

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from ..collate.boundaries import attention_of, family_for, state_layers
+from ..collate.model_traits import attention_of, family_for, state_layers
 from ..errors import IsolationError, counted
 from ..template import ensure_torchvision
 from .attention import check_causal, choose_backend, is_installed, known

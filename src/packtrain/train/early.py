@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import files
-from ..collate.boundaries import check_packs, family_for, text_config
+from ..collate.model_traits import check_packs, family_for, text_config
 from ..errors import (
     ConfigError,
     IsolationError,

@@ -23,7 +23,7 @@ from torch import nn
 from torch.nn import functional
 
 from ..collate import attention_of
-from ..collate.boundaries import family_for, rotations_of
+from ..collate.model_traits import family_for, rotations_of
 from ..errors import InputError, IsolationError, PacktrainError, one_line
 from .loss import token_loss_sum
 from .probe import Sample, media_fields, moved, opening, other_media, scale_of, size_of

@@ -25,7 +25,7 @@ from torch import nn
 from torch.nn import functional
 
 from ..collate import IGNORE
-from ..collate.boundaries import text_config
+from ..collate.model_traits import text_config
 from ..errors import ConfigError, InputError
 from .reduction import Reduction
 

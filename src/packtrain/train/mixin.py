@@ -23,7 +23,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from ..collate import PackBatch, PaddingFreeCollator, filler_pack
-from ..collate.boundaries import check_packs, text_config
+from ..collate.model_traits import check_packs, text_config
 from ..data import PackedDataset
 from ..errors import ChecksumError, ConfigError, IsolationError
 from ..packs.source import is_sized, pack_source

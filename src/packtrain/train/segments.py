@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from ..collate.boundaries import state_layers
+from ..collate.model_traits import state_layers
 from ..collate.pack_batch import on_host, remember, remembered, to_device
 from ..errors import IsolationError
 from ..families import FLASH_KWARGS, VARLEN_KWARGS

@@ -34,7 +34,7 @@ from typing import Any
 import torch
 
 from ..collate import IGNORE, PaddingFreeCollator, is_filler
-from ..collate.boundaries import state_layers, text_config
+from ..collate.model_traits import state_layers, text_config
 from ..collate.pack_batch import members_of
 from ..errors import InputError, IsolationError, first_line
 from .culprit import BlindMask, Culprit, blind_mask, eagerly, find_culprit, foreign_functions

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from ..collate.boundaries import text_config
+from ..collate.model_traits import text_config
 from ..collate.pack_batch import on_host, to_device
 from ..errors import IsolationError, counted, optional
 from .segments import Segments, of_offsets, of_positions
