@@ -18,6 +18,7 @@ from words_in import lengths_of, producer, put
 
 from packtrain import files
 from packtrain.cli._show import stream_figures
+from packtrain.cli.produce import ShardOpener
 from packtrain.data import EncodeCache, LazyShardedDataset
 from packtrain.errors import (
     ConfigError,
@@ -28,6 +29,7 @@ from packtrain.errors import (
     SourceError,
 )
 from packtrain.export import PackingProducer, chunks
+from packtrain.pipeline.inputs import Inputs
 from packtrain.planning.spec import PlanSpec
 from packtrain.sources.encoded import EncodedTemplate
 from packtrain.sources.encoded import open_source as open_rows
@@ -523,10 +525,24 @@ def test_weights_and_channels_travel(tmp_path: Path) -> None:
     ]
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    producer(tmp_path / "in", tmp_path / "out").run()
-    (pack,) = LazyShardedDataset(tmp_path / "out")
-    assert pack["weight"] == [0.5, 2] and pack["channel"] == ["chat", "maths"]
-    assert pack["loss_scale"].tolist() == [0, 1, 2, 1, 1]
+    of_command = ShardOpener(Inputs(source="", processor="", kind="encoded"))
+    for name, more in (
+        ("api", {}),
+        ("command", {"open_shard": of_command}),
+        ("processes", {"open_shard": of_command, "workers": 2}),
+    ):
+        made = producer(tmp_path / "in", tmp_path / name, **more)
+        assert made.run().keys == {}  # what travels is read
+        (pack,) = LazyShardedDataset(tmp_path / name)
+        assert pack["weight"] == [0.5, 2] and pack["channel"] == ["chat", "maths"]
+        assert pack["loss_scale"].tolist() == [0, 1, 2, 1, 1]
+    ignoring = ShardOpener(
+        Inputs(source="", processor="", kind="encoded", ignore_keys=("weight", "loss_scale"))
+    )
+    producer(tmp_path / "in", tmp_path / "less", open_shard=ignoring).run()
+    (pack,) = LazyShardedDataset(tmp_path / "less")
+    assert pack["channel"] == ["chat", "maths"]
+    assert all(not {"weight", "loss_scale"} & set(sample) for sample in pack)
 
 
 def test_real_kills(tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ class Intake:
             source: Source | None = None
             fault = None
             try:
-                source = self._open_shard(path)
+                source = opened(self._open_shard, path)
             except (ConfigError, MissingExtraError):
                 raise  # the fault of the command, not of the shard
             except InputError as error:
@@ -153,7 +153,7 @@ class Intake:
                     hint="put it back; remove a raw shard only when its samples are in chunks",
                 )
             self.journal.is_new(shard.name)
-            source = self._open_shard(path)
+            source = opened(self._open_shard, path)
         self._keep(shard, source)
         return source
 
@@ -212,6 +212,15 @@ class Intake:
         return str(self.journal.raw.path(shard.name)), sample_id - shard.start
 
 
+def opened(open_shard: Callable[[Path], Source], path: Path) -> Source:
+    """The samples of a shard; of encoded rows, what travels with a sample counts as read."""
+    source: Any = open_shard(path)
+    if getattr(source, "encoded", False) and hasattr(source, "account"):
+        source.left_out = source.account.ignore
+        source.account = Account((*source.left_out, *_CARRIED, "loss_scale"))
+    return source  # type: ignore[no-any-return]
+
+
 @dataclass(frozen=True)
 class Opener:
     """path -> the samples in it: encoded rows as they are, all else as chats. Picklable."""
@@ -222,12 +231,7 @@ class Opener:
 
     def __call__(self, path: Path) -> Source:
         source = open_source(path, kind=self.kind, **self.source_options)
-        if not getattr(source, "encoded", False):
-            return ChatSource(source, **self.chat)
-        rows: Any = source
-        carried = (*_CARRIED, "loss_scale")  # they travel with the sample
-        rows.account = Account((*rows.account.ignore, *carried))
-        return source
+        return source if getattr(source, "encoded", False) else ChatSource(source, **self.chat)
 
     def config(self) -> dict[str, Any]:
         """What decides the samples of a shard."""
@@ -376,6 +380,8 @@ def _encoded(source: Source, row: int, template: Template) -> Outcome:
     inner = getattr(source, "source", None)
     record = sample if inner is None else inner[row]
     if isinstance(record, Mapping):
+        left_out = getattr(source, "left_out", getattr(getattr(source, "account", None), "ignore", ()))
+        record = {name: value for name, value in record.items() if name not in left_out}
         try:
             carry(record, made, source.where(row))
         except SampleError as error:
@@ -400,7 +406,7 @@ def _encode_there(
     out: list[Any] = []
     for _, path, row in pack:
         if path not in sources:
-            sources[path] = open_shard(Path(path))
+            sources[path] = opened(open_shard, Path(path))
             while len(sources) > _OPEN_THERE:
                 del sources[next(iter(sources))]
         outcome = _encoded(sources[path], row, template)

@@ -283,9 +283,8 @@ def publish_again(output: Path, config: Mapping[str, Any], journal: Journal, num
     Raises:
         ForeignArtefactError: they give another.
     """
-    told = files.read_json((output / chunk_folder.chunk_name(number - 1)).with_suffix(".json"))["meta"][
-        "stream"
-    ]
+    last = (output / chunk_folder.chunk_name(number - 1)).with_suffix(".json")
+    told = files.read_json(last)["meta"]["stream"]
     if not journal.shards or _stream_id(config, journal.shards[0].sha256) != told:
         raise ForeignArtefactError(
             f"{output / chunk_folder.STREAM} is gone or torn, and the chunks were made with other options",
@@ -333,15 +332,9 @@ def chunk_meta(
 
 def publish_end(output: Path, stream: str, stats: ProduceStats, ledger: list[dict[str, Any]]) -> None:
     """Say that nothing follows."""
-    told = {
-        "schema": chunk_folder.STREAM_SCHEMA,
-        "stream": stream,
-        "chunks": stats.chunks,
-        "packs": stats.packs,
-    }
-    files.publish_json(
-        output / chunk_folder.END, sealed({**told, "stats": stats.to_dict(), "ledger": ledger})
-    )
+    counts = {"chunks": stats.chunks, "packs": stats.packs, "stats": stats.to_dict()}
+    told = {"schema": chunk_folder.STREAM_SCHEMA, "stream": stream, **counts, "ledger": ledger}
+    files.publish_json(output / chunk_folder.END, sealed(told))
 
 
 def is_whole_end(output: Path) -> bool:

@@ -81,9 +81,8 @@ class Housekeeping:
 
     def publish_index(self) -> None:
         """Rewrite `index.json`."""
-        files.publish_json(
-            self.output / chunk_folder.INDEX, sealed({"stream": self.stream, "packs": self.packs})
-        )
+        told = sealed({"stream": self.stream, "packs": self.packs})
+        files.publish_json(self.output / chunk_folder.INDEX, told)
 
     def used_up(self) -> set[int]:
         """Chunks that lie wholly before what every reader has acknowledged; none where nobody reads."""

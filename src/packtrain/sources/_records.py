@@ -289,10 +289,8 @@ class RecordFile:
             record = loads(data.decode("utf-8"))
             fault = None if isinstance(record, dict) else f"is {type(record).__name__}, not an object"
         except UnicodeDecodeError as error:
-            fault, hint = (
-                f"is not UTF-8 (byte {start + error.start} of the file)",
-                "convert the file to UTF-8",
-            )
+            fault = f"is not UTF-8 (byte {start + error.start} of the file)"
+            hint = "convert the file to UTF-8"
         except Twice as error:
             fault = f"gives {error}"
         except ValueError as error:
