@@ -287,7 +287,8 @@ def publish_again(output: Path, config: Mapping[str, Any], journal: Journal, num
     told = files.read_json(last)["meta"]["stream"]
     if not journal.shards or _stream_id(config, journal.shards[0].sha256) != told:
         raise ForeignArtefactError(
-            f"{output / chunk_folder.STREAM} is gone or torn, and the chunks were made with other options",
+            f"{output / chunk_folder.STREAM} is gone or torn, "
+            "and the chunks were not made with these options",
             hint="use the options it was begun with, or another folder",
         )
     return publish_stream(output, config, journal.shards[0].sha256)

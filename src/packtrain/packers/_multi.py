@@ -302,8 +302,8 @@ def assign(order: I64, patterns: Any, ids: I64) -> I64:
     within = np.arange(int(items.sum()), dtype=np.int64) - np.repeat(np.cumsum(items) - items, items)
     item = np.repeat(offsets[group], items) + within
     pack = np.repeat(np.arange(len(group), dtype=np.int64), items)
-    kind_of_place = np.repeat(order[kind[item]], number[item])
-    pack_of_place = np.repeat(pack, number[item])
+    taken = number[item]
+    kind_of_place, pack_of_place = np.repeat(order[kind[item]], taken), np.repeat(pack, taken)
     bins = np.empty(len(ids), dtype=np.int64)
     bins[ids] = pack_of_place[np.argsort(kind_of_place, kind="stable")]
     return bins

@@ -29,7 +29,6 @@ from ..errors import ForeignArtefactError, InputError, PacktrainError, counted, 
 
 logger = logging.getLogger(__name__)
 
-
 _STATE = 1
 
 _groups: dict[Any, Any] = {}  # of all ranks over gloo, by the group of a launch

@@ -137,8 +137,8 @@ def _deal(patterns: Patterns, item_key: I64, rounds: int) -> I64:
     within = np.arange(int(items.sum()), dtype=np.int64) - np.repeat(np.cumsum(items) - items, items)
     item = np.repeat(patterns.offsets[group], items) + within
     pack = np.repeat(np.arange(len(group), dtype=np.int64), items)
-    key = np.repeat(item_key[item], patterns.number[item])
-    return np.repeat(pack, patterns.number[item])[np.argsort(key, kind="stable")]
+    taken = patterns.number[item]
+    return np.repeat(pack, taken)[np.argsort(np.repeat(item_key[item], taken), kind="stable")]
 
 
 # --------------------------------------------------------------------------------------------

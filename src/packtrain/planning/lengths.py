@@ -118,6 +118,11 @@ class Lengths:
             self._digest = digest.hexdigest()
         return self._digest
 
+    def array_digests(self) -> dict[str, list[str]]:
+        """Digests of the 64 MiB blocks of each stored array, by file stem."""
+        arrays = {"tokens": self.tokens, **self.costs, "status": self.status}
+        return {name: [d.hex() for d in block_digests(array)] for name, array in arrays.items()}
+
     def reason(self, index: int) -> str:
         """The ledger's word for why sample `index` cannot be packed ("ok" when it can)."""
         return self.reasons.get(index, STATUS_NAMES[int(self.status[index])])

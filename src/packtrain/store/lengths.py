@@ -22,7 +22,7 @@ from .. import files
 from ..errors import ChecksumError, ForeignArtefactError, FormatError, LengthError, SampleError
 from ..measuring.run import MediaRow
 from ..media.location import file_of, identity, is_url, ref_of
-from ..planning.lengths import Lengths, block_digests
+from ..planning.lengths import Lengths
 from ..remote.copies import opened
 from ..remote.outputs import output
 from ._folders import check_blocks, check_seal, describe, marker_there, open_array, publishing, read_marker
@@ -67,7 +67,7 @@ def save(
         "max_tokens": lengths.max_tokens,
         "reasons": len(lengths.reasons),
         "arrays": {stem: describe(array) for stem, array in arrays.items()},
-        "blocks": {stem: [one.hex() for one in block_digests(array)] for stem, array in arrays.items()},
+        "blocks": lengths.array_digests(),
     }
     with output(folder) as place:
         held = None if overwrite else marker_there(place, MARKER, SCHEMA)

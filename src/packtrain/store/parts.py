@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import heapq
 import json
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -119,7 +118,7 @@ def finished(folder: Path, start: int = 0) -> list[Path]:
 def read_arrays(paths: Sequence[Path]) -> Part:
     """The arrays of contiguous parts, joined: int32 where every value is below 2**31, read-only.
 
-    A cost that a part does not know counts 0 there.
+    A cost that a part does not know counts 0 there. The arrays alone: `told`, `media` and `keys` are empty.
     """
     start, stop = (_edges(paths[0])[0], _edges(paths[-1])[1]) if paths else (0, 0)
     tokens: NDArray[Any] = np.zeros(stop - start, np.int32)
@@ -160,9 +159,10 @@ def key_counts(paths: Sequence[Path]) -> dict[str, int]:
 
 
 def _summed(many: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    counts: Counter[str] = Counter()
+    counts: dict[str, int] = {}
     for held in many:
-        counts.update(held)
+        for name, count in held.items():
+            counts[name] = counts.get(name, 0) + count
     return dict(sorted(counts.items()))
 
 
