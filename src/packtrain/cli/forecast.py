@@ -16,11 +16,11 @@ def _numbers(option: str, text: str, auto: str) -> list[int | str]:
     """Numbers, and the word `auto`, between commas."""
     words = [word.strip() for word in text.split(",") if word.strip()]
     hint = f"for example {option} 4096,8192, or {auto}, or both: 4096,{auto}"
-    numbers = words and all(word == auto or (word.isascii() and word.isdecimal()) for word in words)
-    made = [word if word == auto else int(word) for word in words] if numbers else []
-    if not (made and all(made)):
-        why = "holds 0, expected numbers >= 1" if numbers else "is not a list of numbers"
-        raise InputError(f"{option} {text!r} {why}", hint=hint)
+    if not words or not all(word == auto or (word.isascii() and word.isdecimal()) for word in words):
+        raise InputError(f"{option} {text!r} is not a list of numbers", hint=hint)
+    made = [word if word == auto else int(word) for word in words]
+    if not all(made):
+        raise InputError(f"{option} {text!r} holds 0, expected numbers >= 1", hint=hint)
     return made
 
 

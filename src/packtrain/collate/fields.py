@@ -268,14 +268,15 @@ def _token_values(name: str, value: Any, pad: int | float, where: str) -> torch.
     tensor = _tensor(name, value, where)
     if tensor.ndim == 2 and tensor.shape[0] == 1:
         tensor = tensor[0]
-    whole, why = not isinstance(pad, float), None
     if tensor.ndim != 1:
-        why = f"has shape {list(tensor.shape)}, expected [tokens]"
-    elif whole and tensor.numel() and (tensor.is_floating_point() or tensor.dtype is torch.bool):
-        why = f"holds {tensor.dtype} values, expected integers"
-    if why is not None:
-        raise InputError(f"{where}: {name} {why}", hint=_HINT_VALUES)
-    return tensor.to(torch.int64 if whole else torch.float32)
+        raise InputError(
+            f"{where}: {name} has shape {list(tensor.shape)}, expected [tokens]", hint=_HINT_VALUES
+        )
+    if isinstance(pad, float):
+        return tensor.to(torch.float32)
+    if tensor.numel() and (tensor.is_floating_point() or tensor.dtype is torch.bool):
+        raise InputError(f"{where}: {name} holds {tensor.dtype} values, expected integers", hint=_HINT_VALUES)
+    return tensor.to(torch.int64)
 
 
 def _positions(value: Any, length: int, where: str) -> torch.Tensor:
@@ -333,15 +334,15 @@ def _tensor(name: str, value: Any, where: str) -> torch.Tensor:
         array = np.asarray(value)
     except ValueError as error:
         raise InputError(f"{where}: {name} is not an array: {error}", hint=_HINT_VALUES) from None
-    foreign, wide = array.dtype.kind not in "iufb", array.dtype.kind == "u" and array.dtype.itemsize > 1
-    why = None
-    if foreign and array.size:
-        why = f"{array.dtype} values, expected numbers"
-    elif wide and array.size and int(array.max()) > np.iinfo(np.int64).max:
-        why = f"{array.max()}, beyond int64"
-    if why is not None:
-        raise InputError(f"{where}: {name} holds {why}", hint=_HINT_VALUES)
-    if foreign or wide:
+    if array.dtype.kind not in "iufb":
+        if array.size:
+            raise InputError(
+                f"{where}: {name} holds {array.dtype} values, expected numbers", hint=_HINT_VALUES
+            )
+        array = array.astype(np.int64)
+    if array.dtype.kind == "u" and array.dtype.itemsize > 1:
+        if array.size and int(array.max()) > np.iinfo(np.int64).max:
+            raise InputError(f"{where}: {name} holds {array.max()}, beyond int64", hint=_HINT_VALUES)
         array = array.astype(np.int64)
     if not array.flags.writeable or any(stride < 0 for stride in array.strides):
         array = array.copy()  # torch refuses or warns; the copy also keeps a read-only map untouched

@@ -221,13 +221,11 @@ class Run:
         where = where_in(self.stream.reader.source, sample_id)
         told = located(where, error.message)
         hint = error.hint or SKIPS
-        if self.stream.on_error == "raise":
+        if self.stream.on_error == "raise" and error.reason == FAILED:
             named = f"sample {sample_id} ({where})" if where else f"sample {sample_id}"
-            raise (
-                InputError(f"{named} {error.message}", hint=hint)
-                if error.reason == FAILED
-                else SampleError(error.reason, f"sample {sample_id}: {told}", hint=hint)
-            ) from error
+            raise InputError(f"{named} {error.message}", hint=hint) from error
+        if self.stream.on_error == "raise":
+            raise SampleError(error.reason, f"sample {sample_id}: {told}", hint=hint) from error
         if self.stream.tells:
             logger.warning("sample %d left out (%s): %s", sample_id, error.reason, told)
         self._leave_out(sample_id, error.reason, told)

@@ -67,13 +67,13 @@ def plan_rows(samples: Any, template: Any, pack_length: int | None, lengths: Any
             "PackedDataset has neither a plan nor a pack length",
             hint="PackedDataset(plan, samples, encode), or PackedDataset(samples, template, pack_length=…)",
         )
-    named = isinstance(samples, str | Path | Mapping)
-    if named or not (hasattr(samples, "__len__") and hasattr(samples, "__getitem__")):
+    if isinstance(samples, str | Path | Mapping):
         raise InputError(
-            f"a {type(samples).__name__} {'is no dataset' if named else 'cannot be indexed'}",
-            hint="packtrain.open_chats(path) opens a file"
-            if named
-            else "StreamingPackedDataset packs what streams",
+            f"a {type(samples).__name__} is no dataset", hint="packtrain.open_chats(path) opens a file"
+        )
+    if not (hasattr(samples, "__len__") and hasattr(samples, "__getitem__")):
+        raise InputError(
+            f"a {type(samples).__name__} cannot be indexed", hint="StreamingPackedDataset packs what streams"
         )
     encoder_of(template)  # refuses what is none
     why = ""

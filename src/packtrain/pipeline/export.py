@@ -451,8 +451,10 @@ def held_key(out: Path, overwrite: bool) -> dict[str, Any]:
         held = files.read_json(shards.key_path(out))
     except FormatError as error:
         fault = error.message
-    if isinstance(held, dict) or overwrite:
-        return held if isinstance(held, dict) else {}
+    if isinstance(held, dict):
+        return held
+    if overwrite:
+        return {}
     raise FormatError(fault, hint="write the export anew with overwrite=True")
 
 

@@ -278,12 +278,13 @@ def truncated_rows(folder: str | Path, lengths: Lengths) -> list[dict[str, Any]]
     """
     if "answers_removed" not in lengths.costs:
         return []
-    told = {sample: placed(line, None) for sample, line in sorted(details(folder).items())}
-    return [
-        {"id": sample, "reason": CUT, "tokens": int(lengths.tokens[sample]), "where": where, "detail": detail}
-        for sample, (where, detail) in told.items()
-        if lengths.status[sample] == STATUS_OK
-    ]
+    rows = []
+    for sample, line in sorted(details(folder).items()):
+        if lengths.status[sample] == STATUS_OK:
+            where, detail = placed(line, None)
+            tokens = int(lengths.tokens[sample])
+            rows.append({"id": sample, "reason": CUT, "tokens": tokens, "where": where, "detail": detail})
+    return rows
 
 
 def truncated_figures(rows: list[dict[str, Any]], lengths: Lengths) -> dict[str, int]:

@@ -171,11 +171,11 @@ def ledger_groups(
     counts = dict(counts_by_reason)
     for reason, count in seen.items():
         counts[reason] = max(count, counts.get(reason, 0))
-    groups = [(reason, count, shown.get(reason, [])) for reason, count in counts.items()]
-    return [
-        {"reason": reason, "count": count, "rows": mine, "rest": count - len(mine)}
-        for reason, count, mine in sorted(groups, key=lambda group: (-group[1], group[0]))
-    ]
+    groups = []
+    for reason, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
+        mine = shown.get(reason, [])
+        groups.append({"reason": reason, "count": count, "rows": mine, "rest": count - len(mine)})
+    return groups
 
 
 def loss_words(lines: Mapping[str, Points]) -> str:
@@ -247,7 +247,9 @@ def comparison_rows(comparison: Mapping[str, Any] | None) -> dict[str, Any] | No
     tolerance, difference = values.get("tolerance"), values.get("difference")
     if difference is None and {"packed", "unpacked"} <= values.keys():
         difference = values["difference"] = float(values["packed"]) - float(values["unpacked"])
-    holds = None if difference is None or tolerance is None else abs(float(difference)) <= float(tolerance)
+    holds = None
+    if difference is not None and tolerance is not None:
+        holds = abs(float(difference)) <= float(tolerance)
     rows = [(str(name).replace("_", " "), _figure(value)) for name, value in values.items()]
     return {"rows": rows, "holds": holds}
 

@@ -216,15 +216,12 @@ def _check_ranks(config: RunConfig, made: Any, place: World) -> None:
     backend = config.training.trainer.get("ddp_backend")
     if backend and place.size == 1:
         logger.warning("training.ddp_backend has no effect on one rank")
-    absent = backend and not torch.distributed.is_backend_available(backend)
-    alone, hint = (
-        "training.fsdp shards over ranks, and this is one",
-        "start it with torchrun, or leave it out",
-    )
-    refuse(
-        (absent, f"training.ddp_backend: torch has no backend {backend} here", "nccl or gloo"),
-        (made.fsdp and place.size == 1, alone, hint),
-    )
+    if backend and not torch.distributed.is_backend_available(backend):
+        raise ConfigError(f"training.ddp_backend: torch has no backend {backend} here", hint="nccl or gloo")
+    if made.fsdp and place.size == 1:
+        raise ConfigError(
+            "training.fsdp shards over ranks, and this is one", hint="start it with torchrun, or leave it out"
+        )
 
 
 def _check_loaders(made: Any) -> None:

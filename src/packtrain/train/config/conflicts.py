@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...errors import ConfigError, nearest
 from .data import KINDS, OF_ROWS, Records
-from .sections import Case, refuse
 
 if TYPE_CHECKING:
     from .run_config import RunConfig
@@ -54,19 +53,15 @@ def kind_of(sections: Sections, given: Collection[str] = ()) -> str:
     training, data = sections["training"], sections["data"]
     lazy, mode, kind = training.get("sharded_lazy"), training.get("packing_mode"), data.get("kind")
     budget = training.get("dyn_bsz", data.get("dyn_bsz"))
-    close = nearest(str(kind), KINDS)
-    refuse(
-        (
-            mode is not None and mode not in ("static", "streaming"),
+    if mode is not None and mode not in ("static", "streaming"):
+        raise ConfigError(
             f"training.packing_mode {mode!r} is not supported: packs are planned before training",
-            "set training.packing_mode: static, or streaming for samples that nobody measured",
-        ),
-        (
-            kind is not None and kind not in tuple(KINDS),  # it may be a list
-            f"data.kind is {kind!r}",
-            f"did you mean {close}?" if close else f"use one of {', '.join(KINDS)}",
-        ),
-    )
+            hint="set training.packing_mode: static, or streaming for samples that nobody measured",
+        )
+    if kind is not None and kind not in tuple(KINDS):  # it may be a list
+        close = nearest(str(kind), KINDS)
+        hint = f"did you mean {close}?" if close else f"use one of {', '.join(KINDS)}"
+        raise ConfigError(f"data.kind is {kind!r}", hint=hint)
     streams = mode == "streaming" or training.get("streaming") is True
     if lazy is True and "training.sharded_lazy" in given:
         return "growing"
@@ -74,9 +69,11 @@ def kind_of(sections: Sections, given: Collection[str] = ()) -> str:
         _agree(str(kind), lazy, mode, streams, budget)
         return str(kind)
     if lazy is True:
-        told = "training.sharded_lazy and training.packing_mode: streaming say different kinds of data"
-        hint = "sharded_lazy reads packs that were made before, streaming packs samples; keep one"
-        refuse((streams, told, hint))
+        if streams:
+            raise ConfigError(
+                "training.sharded_lazy and training.packing_mode: streaming say different kinds of data",
+                hint="sharded_lazy reads packs that were made before, streaming packs samples; keep one",
+            )
         return "growing"
     if mode == "static":
         _agree("planned", lazy, mode, streams, budget)
@@ -154,9 +151,11 @@ def effect(target: str, value: Any, kind: str, name: str) -> bool:
     if target == "data.packing":
         return _packing(value, kind, name)
     if target == "data.shuffle" and kind == "growing":
-        told = f"{name} is true: chunks are read in the order in which they come"
-        refuse((value is not False, told, f"set {name}: false"))
-        return False
+        if value is False:
+            return False
+        raise ConfigError(
+            f"{name} is true: chunks are read in the order in which they come", hint=f"set {name}: false"
+        )
     if target in _OF_PLANS:
         if value in (None, False) or (target == "data.samples_per_row" and value == 1):
             return False
@@ -173,20 +172,19 @@ def effect(target: str, value: Any, kind: str, name: str) -> bool:
 
 
 def _packing(value: Any, kind: str, name: str) -> bool:
-    made, unpacked = kind in MADE, value is False
-    refuse(
-        (
-            made and not unpacked,
-            f"{name} is true, but the data are packs already: packing them again would put samples of "
-            "different packs into one",
-            f"set {name}: false",
-        ),
-        (
-            unpacked and not made,
+    if kind in MADE:
+        if value is False:
+            return False
+        raise ConfigError(
+            f"{name} is true, but the data are packs already: packing them again would put samples "
+            "of different packs into one",
+            hint=f"set {name}: false",
+        )
+    if value is False:
+        raise ConfigError(
             f"{name} is false, and data of kind {kind} are packed as they come",
-            "use data: {kind: token_budget, dyn_bsz: false, micro_batch_size: 1} for one sample a row",
-        ),
-    )
+            hint="use data: {kind: token_budget, dyn_bsz: false, micro_batch_size: 1} for one sample a row",
+        )
     return False
 
 
@@ -235,13 +233,14 @@ def _padding(kind: str, data: Mapping[str, Any], length: Any) -> None:
 
 def _planned(training: dict[str, Any], data: dict[str, Any]) -> list[str]:
     told = []
+    _agreed_steps(training, data)
     samples, packs = data.get("samples_per_step"), training.get("effective_batch_size")
-    both = f"data.samples_per_step {samples} and training.effective_batch_size {packs}"
-    hint = "data.samples_per_step counts samples, training.effective_batch_size packs; keep one"
-    refuse(
-        _two_steps(training, data),
-        (samples is not None and packs is not None, f"{both} both say what a step is", hint),
-    )
+    if samples is not None and packs is not None:
+        raise ConfigError(
+            f"data.samples_per_step {samples} and training.effective_batch_size {packs} both say what a "
+            "step is",
+            hint="data.samples_per_step counts samples, training.effective_batch_size packs; keep one",
+        )
     if data.get("packer", "auto") != "auto" and (samples is not None or data.get("packing") is False):
         why = "packing: false: a row is one sample"
         if samples is not None:
@@ -250,24 +249,24 @@ def _planned(training: dict[str, Any], data: dict[str, Any]) -> list[str]:
     return told
 
 
-def _two_steps(training: Mapping[str, Any], data: Mapping[str, Any]) -> Case:
-    return (
-        data.get("global_batch_size") is not None and training.get("effective_batch_size") is not None,
-        "data.global_batch_size and training.effective_batch_size both say what a step is",
-        "data.global_batch_size counts micro batches times data.micro_batch_size, "
-        "training.effective_batch_size rows",
-    )
+def _agreed_steps(training: Mapping[str, Any], data: Mapping[str, Any]) -> None:
+    if data.get("global_batch_size") is not None and training.get("effective_batch_size") is not None:
+        raise ConfigError(
+            "data.global_batch_size and training.effective_batch_size both say what a step is",
+            hint="data.global_batch_size counts micro batches times data.micro_batch_size, "
+            "training.effective_batch_size rows",
+        )
 
 
 def _token_budget(training: dict[str, Any], data: dict[str, Any], length: Any) -> list[str]:
     told = []
-    size: Any = data.get("micro_batch_size", 1)
-    first: Any = data.get("warmup_tokens")
-    known = all(type(value) is int for value in (size, first, length))
-    most = size * length if known else 0
-    more = f"data.warmup_tokens is {first}, the budget it grows to {most}"
-    hint = f"set data.warmup_tokens to {most} or less"
-    refuse((known and first > most, more, hint), _two_steps(training, data))
+    size, first = data.get("micro_batch_size", 1), data.get("warmup_tokens")
+    if all(type(value) is int for value in (size, first, length)) and first > size * length:
+        raise ConfigError(
+            f"data.warmup_tokens is {first}, the budget it grows to {size * length}",
+            hint=f"set data.warmup_tokens to {size * length} or less",
+        )
+    _agreed_steps(training, data)
     if data.get("dyn_bsz") is False:
         of_budgets = ("buffer_size", "count_mode", "overflow_ratio", "order", "warmup_ratio", "warmup_tokens")
         found = [key for key in (*of_budgets, "packer", "long_samples") if data.pop(key, None) is not None]
@@ -282,33 +281,33 @@ def _without_epochs(kind: str, training: dict[str, Any]) -> list[str]:
     told, trainer = [], training["trainer"]
     steps = training.get("max_steps")
     for key in ("eval", "save", "logging"):
-        hint = f"set training.{key}_strategy: steps and training.{key}_steps"
-        if key == "eval":
-            hint = "set training.eval_steps; the end of training is always evaluated"
-        why = f"training.{key}_strategy epoch has no meaning here: a stream is not read in epochs"
-        by_epochs = trainer.get(f"{key}_strategy") == "epoch"
-        refuse((by_epochs and (kind in _STREAMS or key == "eval"), why, hint))
+        if trainer.get(f"{key}_strategy") == "epoch" and (kind in _STREAMS or key == "eval"):
+            hint = f"set training.{key}_strategy: steps and training.{key}_steps"
+            if key == "eval":
+                hint = "set training.eval_steps; the end of training is always evaluated"
+            why = f"training.{key}_strategy epoch has no meaning here: a stream is not read in epochs"
+            raise ConfigError(why, hint=hint)
     if trainer.get("eval_strategy") is None and trainer.get("eval_steps"):
         trainer["eval_strategy"] = "steps"
     ends = isinstance(steps, int) and not isinstance(steps, bool) and steps >= 1
-    what, more = "a stream", ""
-    if kind == "token_budget":
-        what = "a token budget (dyn_bsz)"
-        more = " (rows of a number of samples in epochs: data.kind planned, packing: false, samples_per_row)"
-    epochs = training.get("num_train_epochs", 1)
-    refuse(
-        (
-            kind in _STREAMS and not ends,
+    if kind in _STREAMS and not ends:
+        what, more = "a stream", ""
+        if kind == "token_budget":
+            what = "a token budget (dyn_bsz)"
+            more = (
+                " (rows of a number of samples in epochs: data.kind planned, packing: false, samples_per_row)"
+            )
+        raise ConfigError(
             f"{what} needs training.max_steps: it has no length",
-            f"set training.max_steps; the stream begins its next epoch where one ends{more}",
-        ),
-        (
-            epochs != 1 and not ends,
-            f"training.num_train_epochs is {epochs}: a stream is read once",
-            "set training.max_steps, or produce the data again",
-        ),
-    )
+            hint=f"set training.max_steps; the stream begins its next epoch where one ends{more}",
+        )
+    epochs = training.get("num_train_epochs", 1)
     if epochs != 1:
+        if not ends:
+            raise ConfigError(
+                f"training.num_train_epochs is {epochs}: a stream is read once",
+                hint="set training.max_steps, or produce the data again",
+            )
         training.pop("num_train_epochs")
         told.append(
             f"training.num_train_epochs {epochs} has no effect beside max_steps on data of kind {kind}"
